@@ -104,3 +104,8 @@ def _number(size: float) -> str:
         if abs(size) >= 0.05
         else f"{size:.1g}"
     )
+
+
+def is_plain_number(value: object) -> bool:
+    """Whether a value is a finite number of Python's own types: neither a bool nor a subclass."""
+    return type(value) is int or (type(value) is float and math.isfinite(value))

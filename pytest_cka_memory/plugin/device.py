@@ -1,20 +1,25 @@
-"""The device of a session, and the meter that reads its memory.
+"""The device of a session, the meter that reads its memory, and files of its allocations.
 
 An emulated device is loaded before conftest files and torch are imported, so this module imports
 little. The meter is made on first use: this is where torch is imported.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 
 import emulated_cuda
 from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.integrations.workers import this_rank
 from pytest_cka_memory.meters import device_names
 from pytest_cka_memory.plugin.options import early_device, early_device_given_by, given_by
 from pytest_cka_memory.plugin.pytest_private import fail
@@ -125,3 +130,42 @@ def fail_without_meter(item: pytest.Item) -> None:
         wrong = str(error)
     # Outside the except block, otherwise pytest would print both errors.
     fail(f"{item.nodeid}: {wrong}", wrong)
+
+
+_LONGEST_NAME = 120
+
+
+@contextmanager
+def history_recorded(folder: Path | None, meter: "Meter") -> Iterator[None]:
+    """Record the allocator's history in the block, if there is a folder for snapshots of it."""
+    if folder is not None:
+        meter.record_history()
+    try:
+        yield
+    finally:
+        if folder is not None:
+            meter.stop_history()
+
+
+def write_snapshot(folder: Path, nodeid: str, meter: "Meter") -> str:
+    """Write the allocator's history of a test to a file in `folder`; return a line about it.
+
+    It does not raise if the file cannot be written: a full disk must not hide why the test failed.
+    """
+    path = _path(folder, nodeid)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not meter.dump_history(path):
+            return f"no memory snapshot: {meter.device} records no allocation history"
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        return f"no memory snapshot: cannot write {path}: {error.strerror or error}"
+    return f"{path}: open it in PyTorch's memory viewer"
+
+
+def _path(folder: Path, nodeid: str) -> Path:
+    # With a checksum, because two tests may differ only in characters that file names cannot have.
+    checksum = crc32(nodeid.encode(errors="backslashreplace"))
+    name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-_LONGEST_NAME:]}-{checksum:08x}"
+    rank = this_rank()
+    return folder / (f"{name}-rank{rank.number}.pickle" if rank else f"{name}.pickle")

@@ -148,30 +148,15 @@ def pytest_runtest_teardown(
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    measuring = _measuring(item.config)
-    measurement = measuring.measurement_of(item)
-    if measurement is None:
+    with _measuring(item.config).around_call(item):
         return (yield)
-    if measuring.is_testcase(item):
-        with (
-            measurement.repeated_call(),
-            measuring.wrapped_method(item, measurement.measured_call),
-        ):
-            return (yield)
-    result = yield
-    _measuring(item.config).refuse_unseen(item, measurement)
-    return result
 
 
 # The innermost wrapper: fixture values are then in both readings and cancel, and pytest has dropped
 # sys.last_traceback, so what an earlier failure kept alive cannot mask a leak.
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    measurement = _measuring(pyfuncitem.config).measurement_of(pyfuncitem)
-    if measurement is None:
-        with _measuring(pyfuncitem.config).unmeasured_call(pyfuncitem):
-            return (yield)
-    with measurement.repeated_call(), measurement.measured_call():
+    with _measuring(pyfuncitem.config).around_function(pyfuncitem):
         return (yield)
 
 

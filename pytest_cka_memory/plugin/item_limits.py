@@ -1,30 +1,154 @@
-"""The limits on a test that come from other tests or other plugins."""
+"""Every limit on one test: of its markers, of other plugins, of options and of the baseline.
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+Imported with the first test that may have limits.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.markers import RELATIONS
-from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, Verdict
+from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS, RELATIONS
+from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError
-from pytest_cka_memory.limits import FlatPerBatch, Maximum
+from pytest_cka_memory.limits import (
+    FlatPerBatch,
+    Maximum,
+    call_text,
+    default_limits,
+    limit_from_marker,
+    only_warns,
+    with_argument,
+)
 from pytest_cka_memory.plugin.device import known_meter
 from pytest_cka_memory.plugin.pytest_private import fail, parameter_ids
+from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.stored.plan import MARKER as BASELINE_MARKER
+from pytest_cka_memory.units import is_plain_number
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.relations import ComparedRegion
     from pytest_cka_memory.core.tolerance import Tolerance
+    from pytest_cka_memory.plugin.pytest_private import Node
 
 
-_compared_key = pytest.StashKey[dict[str, "dict[str, ComparedRegion]"]]()
-"""Test -> label -> region, of the tests with which others are compared."""
-_additions_key = pytest.StashKey[dict[str, set[str]]]()
-"""Test -> what must be measured in addition, because others are compared with it."""
+@dataclass(frozen=True)
+class ItemLimits:
+    """The limits of one test by where they come from; one limit may be in several fields."""
+
+    all: tuple[Limit, ...]
+    """Every limit that its regions are judged by."""
+    own: tuple[Limit, ...]
+    """Those of its markers and of other plugins."""
+    of_markers: tuple[Limit, ...]
+    """Those of its markers, without those of the next field."""
+    scoped: tuple[Limit, ...]
+    """Those of markers that are judged over all tests of its class or module."""
+
+
+@dataclass(frozen=True)
+class ComparedTest:
+    """What is kept of a test because others are compared with it."""
+
+    regions: "dict[str, ComparedRegion]" = field(default_factory=dict)
+    """Label -> region; the test fills it when it has run."""
+    additions: set[str] = field(default_factory=set)
+    """What must be measured in addition, because limits of the others are on it."""
+
+
+def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimits:
+    """Return every limit on a test that is measured.
+
+    Args:
+        item: the test.
+        compared: by its name, each test with which others are compared; those with which `item` is
+            compared are added.
+
+    Raises:
+        LimitError: if a marker or another plugin's limit cannot be used.
+        BaselineError: if the baseline file cannot be used.
+    """
+    settings = item.config.stash[settings_key]
+    marks: dict[str, list[tuple[Node, pytest.Mark]]] = {}
+    for node, mark in item.iter_markers_with_node():
+        marks.setdefault(mark.name, []).append((node, mark))
+    if NO_ALLOCATIONS in marks:
+        mark = _closest(marks[NO_ALLOCATIONS])
+        if mark.args or mark.kwargs:
+            text = call_text(NO_ALLOCATIONS, mark.args, mark.kwargs)
+            raise LimitError(f"{text}: it takes no arguments; write @pytest.mark.{NO_ALLOCATIONS}")
+    marked: list[Limit] = [
+        limit_from_marker(mark.name, mark.args, mark.kwargs)
+        for name in MARKERS
+        for mark in _closest_of_scopes(marks.get(name, ()))
+        if name != BASELINE_MARKER
+    ]
+    if BASELINE_MARKER in marks:
+        marked += _limits_of_baseline_marker(item, _closest(marks[BASELINE_MARKER]), compared)
+    scoped = [limit for limit in marked if limit.scope != "function"]
+    for limit in scoped:
+        if limit.scope == "class" and item.getparent(pytest.Class) is None:
+            raise LimitError(f"{limit.text}: the test is in no class; write scope='module'")
+    of_markers = [limit for limit in marked if limit.scope == "function"]
+    own = [*of_markers, *limits_of_plugins(item)]
+    every = own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+    if settings.baseline.named and BASELINE_MARKER not in marks:
+        every += _committed(item, "--cka-memory-baseline", settings.baseline.tolerance)
+
+    def warned(limits: Sequence[Limit]) -> tuple[Limit, ...]:
+        if not settings.only_warns:
+            return tuple(limits)
+        return tuple(replace(limit, warns=True) for limit in limits)
+
+    return ItemLimits(warned(every), tuple(own), warned(of_markers), warned(scoped))
+
+
+def _closest(marks: "Sequence[tuple[Node, pytest.Mark]]") -> pytest.Mark:
+    """Return the last marker of the nearest node that has one.
+
+    ``get_closest_marker`` returns the first of that node: a function's before its
+    ``pytest.param``'s, a base class's before its subclass's, a decorator's before an applied one.
+    """
+    return next(mark for node, mark in reversed(marks) if node is marks[0][0])
+
+
+def _closest_of_scopes(marks: "Sequence[tuple[Node, pytest.Mark]]") -> list[pytest.Mark]:
+    """Return the closest of the markers with each argument ``scope``."""
+    by_scope: dict[str, list[tuple[Node, pytest.Mark]]] = {}
+    for node, mark in marks:
+        # As text, because a user may have written anything; the limit's builder refuses it.
+        scope = repr(mark.kwargs.get("scope", "function"))
+        by_scope.setdefault(scope, []).append((node, mark))
+    return [_closest(of_scope) for of_scope in by_scope.values()]
+
+
+def _limits_of_baseline_marker(
+    item: pytest.Item, mark: pytest.Mark, compared: dict[str, ComparedTest]
+) -> list[Limit]:
+    """Return what the baseline allows, and the relations to other tests that the marker names."""
+    baseline = item.config.stash[settings_key].baseline
+    given: Tolerance | None = limit_from_marker(mark.name, mark.args, mark.kwargs)
+    tolerance = given or baseline.tolerance
+    limits: list[Limit] = []
+    is_compared = not RELATIONS.isdisjoint(mark.kwargs)
+    if is_compared:
+        limits += _relations(item, mark, tolerance, compared)
+    # Who compares a test with another may have no committed figures of it.
+    if not is_compared or baseline.updating or baseline.required or baseline.has(item.nodeid):
+        text = mark.name if given is None else f"{mark.name}({given.text!r})"
+        text = with_argument(text, "warn=True") if only_warns(mark.kwargs) else text
+        limits += _committed(item, text, tolerance)
+    return [replace(limit, warns=only_warns(mark.kwargs)) for limit in limits]
+
+
+def _committed(item: pytest.Item, text: str, tolerance: "Tolerance") -> list[Limit]:
+    """Return the limit that the baseline sets on this device; none while baselines are updated."""
+    baseline, meter = item.config.stash[settings_key].baseline, known_meter(item.config)
+    if baseline.updating:
+        return []
+    return [baseline.limit(text, item.nodeid, None if meter is None else meter.facts(), tolerance)]
 
 
 _Siblings = dict[tuple[str, ...], pytest.Item]
@@ -32,103 +156,116 @@ _functions_key = pytest.StashKey[tuple[int, dict[tuple[int, str], _Siblings]]]()
 """The number of tests, and the tests of each function of a module or class."""
 
 
-def limits_of_relations(
-    item: pytest.Item, arguments: Mapping[str, Any], text: str, tolerance: "Tolerance"
-) -> "list[Limit]":
+def _relations(
+    item: pytest.Item, mark: pytest.Mark, tolerance: "Tolerance", compared: dict[str, ComparedTest]
+) -> list[Limit]:
     """Return the limits on a test that is compared with others; none for such another test itself.
 
-    Args:
-        item: the test.
-        arguments: those of its marker. A name in them is the id of a parameter: the other test has
-            it, and the same other parameters.
-        text: the marker as the user writes it.
-        tolerance: how far a figure may rise above that of the other test.
+    A name in the marker's arguments is the id of a parameter: the other test has it, and the same
+    other parameters.
 
     Raises:
         LimitError: if there is no such test, or an argument is wrong.
     """
     from pytest_cka_memory.core.relations import RelationLimit, relations_of
 
-    given = {name: value for name, value in arguments.items() if name in RELATIONS}
-    limits: list[Limit] = []
-    meter = known_meter(item.config)
+    siblings = _siblings_of(item)
+    arguments = {name: value for name, value in mark.kwargs.items() if name in RELATIONS}
+    text, meter = call_text(mark.name, mark.args, mark.kwargs), known_meter(item.config)
     facts = {} if meter is None else meter.facts()
-    for relation in relations_of(**given, tolerance=tolerance):
-        other = _other_of(item, relation.other)
+    limits: list[Limit] = []
+    for relation in relations_of(**arguments, tolerance=tolerance):
+        other = _with_parameter(siblings, parameter_ids(item), relation.other)
         if other is None:
-            argument = next(name for name, value in given.items() if relation.other in str(value))
+            argument, value = next(it for it in arguments.items() if relation.other in str(it[1]))
             raise LimitError(
-                f"{argument}={given[argument]!r}: no test of this function with the parameter "
+                f"{argument}={value!r}: no test of this function with the parameter "
                 f"{relation.other!r}, and otherwise the same parameters, was collected; write the "
                 "id of a parameter, and select both tests"
             )
-        known = item.config.stash.setdefault(_compared_key, {}).setdefault(other.nodeid, {})
-        limit = RelationLimit(text, relation, other.nodeid, partial(_find, known), facts)
-        additions = item.config.stash.setdefault(_additions_key, {})
-        additions.setdefault(other.nodeid, set()).update({limit.addition} - {""})
+        kept = compared.setdefault(other.nodeid, ComparedTest())
+        limit = RelationLimit(text, relation, other.nodeid, kept.regions.get, facts)
+        kept.additions.update({limit.addition} - {""})
         if other is not item:
             limits.append(limit)
     return limits
 
 
-def _find(known: "Mapping[str, ComparedRegion]", label: str) -> "ComparedRegion | None":
-    return known.get(label)
-
-
-def additions_for_others(item: pytest.Item) -> set[str]:
-    """Return what is measured of a test in addition, because others are compared with it."""
-    return item.config.stash.get(_additions_key, {}).get(item.nodeid, set())
-
-
-def note(item: pytest.Item, records: "Iterable[RegionRecord]", facts: Mapping[str, Any]) -> None:
-    """Keep the figures of a test if others are compared with it."""
-    known = item.config.stash.get(_compared_key, {}).get(item.nodeid)
-    if known is not None:
-        from pytest_cka_memory.core.relations import ComparedRegion
-
-        known.update({it.label: ComparedRegion(it, facts) for it in records if it.completed})
-
-
-def pending(limits: "Iterable[Limit]", records: "Sequence[RegionRecord]") -> list[dict[str, Any]]:
-    """Return the relations that can only be judged when other tests have run."""
-    found = []
-    for limit in limits:
-        if hasattr(limit, "pending"):
-            found += [it for record in records if (it := limit.pending(record)) is not None]
-    return found
-
-
-def _other_of(item: pytest.Item, name: str) -> pytest.Item | None:
-    """Return the test with one parameter replaced by `name`; the test itself if it has that one."""
-    ids = tuple(parameter_ids(item))
-    if name in ids:
-        return item
-    siblings = _siblings_of(item)
-    replaced = ((*ids[:at], name, *ids[at + 1 :]) for at in range(len(ids)))
-    return next((siblings[found] for found in replaced if found in siblings), None)
-
-
-def _siblings_of(item: pytest.Item) -> "_Siblings":
-    """Return the tests of the same function by their parameters."""
+def _siblings_of(item: pytest.Item) -> _Siblings:
+    """Return the tests of the same function by the ids of their parameters."""
     count, functions = item.session.stash.get(_functions_key, (0, {}))
     if count != len(item.session.items):  # others were selected since
         functions = {}
         for other in item.session.items:
             function = (id(other.parent), getattr(other, "originalname", ""))
-            functions.setdefault(function, {})[tuple(parameter_ids(other))] = other
+            functions.setdefault(function, {})[parameter_ids(other)] = other
         item.session.stash[_functions_key] = len(item.session.items), functions
     return functions.get((id(item.parent), getattr(item, "originalname", item.name)), {})
 
 
+def _with_parameter(
+    siblings: _Siblings, ids: tuple[str, ...], replacement: str
+) -> pytest.Item | None:
+    """Return the test with one of the parameters `ids` replaced, or with these if it is one."""
+    others = [(*ids[:at], replacement, *ids[at + 1 :]) for at in range(len(ids))]
+    wanted = [ids] if replacement in ids else others
+    return next((siblings[each] for each in wanted if each in siblings), None)
+
+
 LIMITS = "pytest_cka_memory_limits"
-REGION = "pytest_cka_memory_region"
-
-_DEEPEST = 20
-_limits_key = pytest.StashKey["list[Limit] | LimitError"]()
+_of_plugins_key = pytest.StashKey["list[Limit] | LimitError"]()
 
 
-class FieldError(Exception):
-    """A field that cannot be reported; the message names its plugin and what to return instead."""
+def limits_of_plugins(item: pytest.Item) -> list[Limit]:
+    """Return the limits that other plugins set for `item`; calls the hook once per test.
+
+    Raises:
+        LimitError: if a plugin returns something else than a list of limits; it names the plugin
+            and the hook.
+    """
+    if _of_plugins_key not in item.stash:
+        try:
+            item.stash[_of_plugins_key] = list(_limits_from_hook(item))
+        except LimitError as error:
+            item.stash[_of_plugins_key] = error
+    found = item.stash[_of_plugins_key]
+    if isinstance(found, LimitError):
+        raise found
+    return found
+
+
+def _limits_from_hook(item: pytest.Item) -> Iterator[Limit]:
+    for plugin_name, returned in call_each_plugin(LIMITS, LimitError, {"item": item}):
+        if not isinstance(returned, (list, tuple)) or not all(map(_is_limit, returned)):
+            raise LimitError(
+                f"{plugin_name}: {LIMITS} returned {returned!r}; return a list of limits, "
+                "e.g. [pytest_cka_memory.limits.max_peak_mb(512)]"
+            )
+        for limit in returned:
+            ours = type(limit) in (Maximum, FlatPerBatch)
+            yield limit if ours else PluginLimit(limit.text, limit, plugin_name)
+
+
+def _is_limit(value: object) -> bool:
+    return isinstance(value, Limit) and type(value.text) is str
+
+
+def call_each_plugin(
+    hook: str, error: type[Exception], arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Call a hook of one plugin at a time; yield the plugin's name and what it returned."""
+    item = arguments["item"]
+    implementations = getattr(item.ihook, hook).get_hookimpls()
+    plugins = [implementation.plugin for implementation in implementations]
+    for implementation in implementations:
+        others = [plugin for plugin in plugins if plugin is not implementation.plugin]
+        one = item.config.pluginmanager.subset_hook_caller(hook, others)
+        try:
+            returned = one(**arguments)
+        except Exception as raised:
+            problem = f"{hook} raised {type(raised).__name__}: {raised}"
+            raise error(f"{implementation.plugin_name}: {problem}") from raised
+        yield from ((implementation.plugin_name, value) for value in returned)
 
 
 @dataclass(frozen=True)
@@ -175,104 +312,6 @@ def _is_verdict(value: object) -> bool:
     return (
         isinstance(value, Breach)
         and all(type(text) is str for text in (value.limit, value.message, value.figure))
-        and _is_number(value.allowed_bytes)
-        and (value.measured_bytes is None or _is_number(value.measured_bytes))
+        and is_plain_number(value.allowed_bytes)
+        and (value.measured_bytes is None or is_plain_number(value.measured_bytes))
     )
-
-
-def _is_number(value: object) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-def limits_of_plugins(item: pytest.Item) -> list[Limit]:
-    """Return the limits that other plugins set for `item`; calls the hook once per test.
-
-    Raises:
-        LimitError: if a plugin returns something else than a list of limits; it names the plugin
-            and the hook.
-    """
-    if _limits_key not in item.stash:
-        try:
-            item.stash[_limits_key] = list(_limits_from_hook(item))
-        except LimitError as error:
-            item.stash[_limits_key] = error
-    found = item.stash[_limits_key]
-    if isinstance(found, LimitError):
-        raise found
-    return found
-
-
-def _limits_from_hook(item: pytest.Item) -> Iterator[Limit]:
-    for plugin_name, returned in _call_each(LIMITS, LimitError, {"item": item}):
-        if not isinstance(returned, (list, tuple)) or not all(map(_is_limit, returned)):
-            raise LimitError(
-                f"{plugin_name}: {LIMITS} returned {returned!r}; return a list of limits, "
-                "e.g. [pytest_cka_memory.limits.max_peak_mb(512)]"
-            )
-        for limit in returned:
-            ours = type(limit) in (Maximum, FlatPerBatch)
-            yield limit if ours else PluginLimit(limit.text, limit, plugin_name)
-
-
-def _is_limit(value: object) -> bool:
-    return isinstance(value, Limit) and type(value.text) is str
-
-
-def fields_of(item: pytest.Item, result: Result) -> dict[str, Any]:
-    """Return the fields that other plugins add to a region.
-
-    Raises:
-        FieldError: if a field cannot be written as JSON; it names the plugin and the hook.
-    """
-    fields: dict[str, Any] = {}
-    arguments = {"item": item, "result": result}
-    for plugin_name, returned in _call_each(REGION, FieldError, arguments):
-        problem = _problem_of_fields(returned, fields)
-        if problem:
-            raise FieldError(f"{plugin_name}: {REGION} returned {problem}")
-        fields.update(returned)
-    return fields
-
-
-def _problem_of_fields(returned: object, others: Mapping[str, Any]) -> str:
-    """Return what is wrong with the fields that a plugin returned; empty if nothing is."""
-    if type(returned) is not dict:
-        return f"{returned!r}; return a dict of fields, or None"
-    twice = sorted(key for key in returned if key in others)
-    if twice:
-        return f"{twice[0]!r}, which another plugin has returned too; use another name"
-    bad = next((key for key, value in returned.items() if not _is_plain({key: value})), None)
-    if bad is None:
-        return ""
-    return (
-        f"{bad!r}: {returned[bad]!r}; fields are texts, finite numbers, bools, None, or lists and "
-        "dicts of these"
-    )
-
-
-def _is_plain(value: object, depth: int = 0) -> bool:
-    if depth > _DEEPEST:
-        return False
-    if type(value) is dict:
-        return all(type(k) is str and _is_plain(v, depth + 1) for k, v in value.items())
-    if type(value) is list:
-        return all(_is_plain(v, depth + 1) for v in value)
-    return value is None or type(value) in (str, bool) or _is_number(value)
-
-
-def _call_each(
-    hook: str, error: type[Exception], arguments: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """Call a hook of one plugin at a time; yield the plugin's name and what it returned."""
-    item = arguments["item"]
-    implementations = getattr(item.ihook, hook).get_hookimpls()
-    plugins = [implementation.plugin for implementation in implementations]
-    for implementation in implementations:
-        others = [plugin for plugin in plugins if plugin is not implementation.plugin]
-        one = item.config.pluginmanager.subset_hook_caller(hook, others)
-        try:
-            returned = one(**arguments)
-        except Exception as raised:
-            problem = f"{hook} raised {type(raised).__name__}: {raised}"
-            raise error(f"{implementation.plugin_name}: {problem}") from raised
-        yield from ((implementation.plugin_name, value) for value in returned)

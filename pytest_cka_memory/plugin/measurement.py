@@ -1,42 +1,41 @@
-"""The measurement of one test: its regions, their verdicts, and what travels on its report."""
+"""The measurement of one test: its regions are opened and closed here, and put on its report."""
 
 import functools
 import inspect
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from zlib import crc32
+from typing import cast
 
 import pytest
 
 from pytest_cka_memory.core.figure_rows import TIMELINE
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.report import Payload
-from pytest_cka_memory.core.verdicts import Limit, Result, judge
-from pytest_cka_memory.errors import LimitWarning
-from pytest_cka_memory.integrations.workers import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.plugin import item_limits, kept_tracebacks
-from pytest_cka_memory.plugin.device import meter_of
-from pytest_cka_memory.plugin.judging import is_untouched, were_compared, without_kept_limits
+from pytest_cka_memory.plugin import kept_tracebacks
+from pytest_cka_memory.plugin.device import history_recorded, meter_of, write_snapshot
+from pytest_cka_memory.plugin.judging import (
+    CallOutcome,
+    ItemExplainer,
+    Judgement,
+    WholeTestExplainer,
+    fail_on_breach,
+    failure_width,
+    is_untouched,
+    judge_regions,
+    limits_over_runs,
+    were_compared,
+)
 from pytest_cka_memory.plugin.options import is_narrowed
-from pytest_cka_memory.plugin.plan import limits_or_fail, plan_of
-from pytest_cka_memory.plugin.pytest_private import fail, terminal_width, without_capture
+from pytest_cka_memory.plugin.plan import compared_key, plan_of
+from pytest_cka_memory.plugin.pytest_private import fail
 from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.reports import junit
-
-if TYPE_CHECKING:
-    from pytest_cka_memory.limits import FlatPerBatch
-
 
 _KINDS = {
     "DoctestItem": "doctests",
@@ -132,13 +131,6 @@ def runs_of(item: pytest.Item) -> int:
     return item.config.stash[settings_key].repeat
 
 
-def limit(runs: int) -> "FlatPerBatch":
-    """Return the limit on growth over the runs: each is a batch, the first is the warm-up."""
-    from pytest_cka_memory.limits import FlatPerBatch
-
-    return FlatPerBatch(f"--cka-memory-repeat={runs}", 0, 1, unit="run")
-
-
 @contextmanager
 def repeated(item: pytest.Item, runs: int, ended: Callable[[int], None]) -> Iterator[None]:
     """Run the function of `item` several times when it is called in the block.
@@ -174,288 +166,172 @@ def repeated(item: pytest.Item, runs: int, ended: Callable[[int], None]) -> Iter
         function.obj = method
 
 
-_LONGEST_NAME = 120
+def _end_run(region: Region, probe: MemoryProbe, in_fixtures: int, runs: int, number: int) -> None:
+    """Note that the run `number` of a test has ended, whose whole is measured by `region`."""
+    region.batch_done()
+    if number < runs:  # the regions of the last run count
+        probe.forget_from(in_fixtures)
 
 
-@contextmanager
-def history_recorded(folder: Path | None, meter: Meter) -> Iterator[None]:
-    """Record the allocator's history in the block, if there is a folder for snapshots of it."""
-    if folder is not None:
-        meter.record_history()
-    try:
-        yield
-    finally:
-        if folder is not None:
-            meter.stop_history()
-
-
-def write_snapshot(folder: Path, nodeid: str, meter: Meter) -> str:
-    """Write the allocator's history of a test to a file in `folder`; return a line about it.
-
-    It does not raise if the file cannot be written: a full disk must not hide why the test failed.
-    """
-    path = _path(folder, nodeid)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not meter.dump_history(path):
-            return f"no memory snapshot: {meter.device} records no allocation history"
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        return f"no memory snapshot: cannot write {path}: {error.strerror or error}"
-    return f"{path}: open it in PyTorch's memory viewer"
-
-
-def _path(folder: Path, nodeid: str) -> Path:
-    # With a checksum, because two tests may differ only in characters that file names cannot have.
-    checksum = crc32(nodeid.encode(errors="backslashreplace"))
-    name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-_LONGEST_NAME:]}-{checksum:08x}"
-    rank = this_rank()
-    return folder / (f"{name}-rank{rank.number}.pickle" if rank else f"{name}.pickle")
+def _nothing(number: int) -> None:
+    """Take no note of a run: the test is not measured as a whole."""
 
 
 class ItemMeasurement:
-    """Measures one test and judges its regions."""
+    """Opens and closes the regions of one test; :mod:`.judging` judges them."""
 
     def __init__(self, item: pytest.Item) -> None:
-        release = partial(kept_tracebacks.release_in_call, item)
-        self.probe = MemoryProbe(
-            meter=meter_of(item.config), explainer=self, also=self._also, before_reading=release
-        )
-        self.called = False
-        """Whether the test's own code has been seen running."""
         self._item = item
-        self._limits: tuple[Limit, ...] = ()
-        """As of the start of the call; batch boundaries use these."""
-        self._results: list[Result] = []
+        self._explainer = ItemExplainer(item)
+        self.probe = MemoryProbe(
+            meter=meter_of(item.config),
+            explainer=self._explainer,
+            also=self._also,
+            before_reading=partial(kept_tracebacks.release_in_call, item),
+        )
+        self.call = CallOutcome()
         self.properties: list[junit.Property] = []
         """What was added to the item's own, for JUnit XML and similar reports."""
-        self._pending: list[dict[str, Any]] = []
-        """The relations to tests that have not run yet, in builtin types."""
         self._judged = 0
-        self._wrong: list[str] = []
-        """What other plugins returned that cannot be reported."""
-        self._returned = False
-        """Whether the call has ended without an exception."""
-        self._compared: list[tuple[str, RegionRecord]] = []
-        """The figures that the failed test has compared itself, each with its region."""
-        self._runs = runs_of(item)
-        self._in_fixtures = 0
-        """How many regions had ended before the call."""
-        self._whole_region: Region | None = None
-        """The region of the whole test, while it is open."""
-        self._over_runs: list[RegionRecord] = []
-        """The figures over all runs of a test that was repeated."""
-        self._is_untouched = False
-        """Whether the call has allocated nothing on the measured accelerator."""
+        """How many of the probe's regions were judged."""
+        self._unreported: list[Judgement] = []
+        """Those that no report has taken along yet."""
+        self._run_ended: Callable[[int], None] = _nothing
+        """Called while the test is measured, with the number of a run that has ended."""
 
     def repeated_call(self) -> AbstractContextManager[None]:
         """Return a context in which a call of the test runs it as often as the session asks for."""
-        return repeated(self._item, self._runs, self._run_ended)
-
-    def _run_ended(self, number: int) -> None:
-        if self._whole_region is not None:
-            self._whole_region.batch_done()
-        if number < self._runs:  # the regions of the last run count
-            self.probe.forget_from(self._in_fixtures)
+        return repeated(self._item, runs_of(self._item), lambda number: self._run_ended(number))
 
     @contextmanager
     def measured_call(self) -> Iterator[None]:
         """Measure the test function as a whole, in case it opens no region, then judge."""
-        self.called = True
-        self._limits = limits_or_fail(self._item)
-        self._in_fixtures = len(self.probe.records)
-        whole = MemoryProbe(
-            meter=self.probe.meter,
-            explainer=self,
-            is_thorough=self._is_whole_test_judged,
-            also=self._also,
-            before_reading=partial(kept_tracebacks.release_in_call, self._item),
+        item, probe, runs = self._item, self.probe, runs_of(self._item)
+        settings = item.config.stash[settings_key]
+        self.call = CallOutcome(has_begun=True)
+        limits = self._explainer.limits = plan_of(item).usable_limits()
+        in_fixtures = len(probe.records)
+        over_runs = limits_over_runs(settings) if runs > 1 else ()
+        explainer = WholeTestExplainer(
+            item, limits, over_runs, has_regions=lambda: len(probe.records) > in_fixtures
         )
-        snapshots = self._item.config.stash[settings_key].snapshots
-        with history_recorded(snapshots, self.probe.meter):
+        whole = MemoryProbe(
+            meter=probe.meter,
+            explainer=explainer,
+            is_thorough=lambda: self._is_whole_test_judged(runs),
+            also=self._also,
+            before_reading=partial(kept_tracebacks.release_in_call, item),
+        )
+        region: Region | None = None
+        with history_recorded(settings.snapshots, probe.meter):
             try:
-                with whole.measure() as self._whole_region:
-                    self._whole_region.label = ""  # that of the test is enough
+                with whole.measure() as region:
+                    region.label = ""  # that of the test is enough
+                    self._run_ended = partial(_end_run, region, probe, in_fixtures, runs)
                     yield
-                self._returned = True
+                self.call = replace(self.call, returned=True)
             except AssertionError as error:
                 if were_compared(error):
-                    self._compared = self.probe.explain_compared(error)
+                    compared = probe.explain_compared(error)
+                    self.call = replace(self.call, compared=compared)
                 raise
             finally:
-                self._whole_region = None  # it references the meter's peaks
-                if self._runs > 1:
-                    self._over_runs = [replace(r, label=LABEL) for r in whole.records]
-                if len(self.probe.records) == self._in_fixtures:
-                    self.probe.records.extend(whole.records)
-                if is_testcase(self._item) and keeps_failed_subtests(self._item):
-                    self._complete_none(self._in_fixtures)
-                untouched = (is_untouched(record, whole.meter) for record in whole.records)
-                self._is_untouched = all(untouched)
-                results = self._collect()
-                failed = not self._returned or any(result.breaches for result in results)
-                if failed and snapshots is not None:
-                    line = write_snapshot(snapshots, self._item.nodeid, self.probe.meter)
-                    self._item.add_report_section("call", "cka-memory", line)
-        self._fail_on_breach(results)
+                region, self._run_ended = None, _nothing  # it references the meter's peaks
+                if len(probe.records) == in_fixtures:
+                    probe.records.extend(whole.records)
+                if is_testcase(item) and keeps_failed_subtests(item):
+                    self._complete_none(in_fixtures)
+                untouched = all(is_untouched(record, whole.meter) for record in whole.records)
+                self.call = replace(self.call, is_untouched=untouched)
+                records_of_runs = [replace(it, label=LABEL) for it in whole.records]
+                judgement = self._judge(records_of_runs if runs > 1 else ())
+                failed = not self.call.returned or judgement.is_broken
+                if failed and settings.snapshots is not None:
+                    line = write_snapshot(settings.snapshots, item.nodeid, probe.meter)
+                    item.add_report_section("call", "cka-memory", line)
+        self._fail_on_breach(judgement)
 
-    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
-        """Return the figures to explain: those too high and, on request, what is retained."""
-        explain = self._item.config.stash[settings_key].explain
-        limits: Sequence[Limit] = self._limits
-        if self._whole_region is not None and record.label == self._whole_region.label:
-            limits = [*limits, *self._limits_over_runs()]
-            if len(self.probe.records) > self._in_fixtures:  # only these are reported
-                explain, limits = False, self._limits_over_runs()
-        figures = {"retained_bytes", "peak_bytes"} if explain else set()
-        if limits:
-            breaches = judge(self._item.nodeid, record, limits).breaches
-            figures.update(b.figure for b in breaches if b.measured_bytes is not None)
-        if any(limit.reports_host for limit in self._limits):
-            figures.add(GROWTH_ON_HOST)
-        return figures
+    def judge_late_regions(self) -> None:
+        """Judge regions that ended after the call, in the teardown of a fixture."""
+        if not self.call.returned:  # the traceback references what was allocated in them
+            self._complete_none(self._judged)
+        left_open = self.probe.end_open()
+        self._fail_on_breach(self._judge())
+        if left_open and self.call.returned:
+            fail(never_closed(left_open))
 
-    def _is_whole_test_judged(self) -> bool:
+    def judge_without_limits(self) -> None:
+        """Report a test that requested the fixture only while it ran, when it had no limits."""
+        self.call = CallOutcome(has_begun=True, returned=True)
+        self._fail_on_breach(self._judge())
+
+    def take_payload(self, report: pytest.TestReport) -> Payload | None:
+        """Return what travels on the report of a phase; None if there is nothing new."""
+        judgements, self._unreported = self._unreported, []
+        results = [result for judgement in judgements for result in judgement.results]
+        relations = [it for judgement in judgements for it in judgement.relations]
+        unseen = report.when == "call" and report.passed and not self.call.has_begun
+        unmeasured = [unseen_reason(self._item)] if unseen else []
+        if not results and not unmeasured:
+            return None
+        payload: Payload = {
+            "facts": self.probe.meter.facts(),
+            "regions": [result.to_dict() for result in results],
+            "unmeasured": unmeasured,
+            "narrowed": is_narrowed(self._item.config),
+        }
+        if relations:
+            payload["relations"] = relations
+        return payload
+
+    def add_compared_figures(self, report: pytest.TestReport) -> None:
+        """Add to the text of a failed test what explains the figures that it has compared."""
+        compared, self.call = self.call.compared, replace(self.call, compared=())
+        add_section = getattr(report.longrepr, "addsection", None)
+        if compared and add_section is not None:
+            from pytest_cka_memory.reports import failure
+
+            width = failure_width(self._item.config)
+            lines = failure.compared(compared, self.probe.meter.facts(), width)
+            add_section("cka-memory", "\n".join(lines))
+
+    def _is_whole_test_judged(self, runs: int) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
         settings = self._item.config.stash[settings_key]
         is_exact = settings.explain or settings.baseline.updating or settings.also
-        return bool(is_exact or self._runs > 1 or plan_of(self._item).limits)
-
-    def _limits_over_runs(self) -> Sequence[Limit]:
-        warns = self._item.config.stash[settings_key].only_warns
-        return [replace(limit(self._runs), warns=warns)] if self._runs > 1 else []
+        return bool(is_exact or runs > 1 or plan_of(self._item).limits)
 
     def _also(self) -> Collection[str]:
         """Return what the regions of this test measure in addition."""
         of_limits = {limit.addition for limit in plan_of(self._item).limits} - {""}
         settings = self._item.config.stash[settings_key]
         drawn = [TIMELINE] if settings.draws(self._item.nodeid) else []
-        return of_limits.union(settings.also, drawn, item_limits.additions_for_others(self._item))
-
-    def named_values(self) -> Mapping[str, Any]:
-        """Return the test's fixtures by name, and ``self`` if it is a method."""
-        instance = getattr(self._item, "instance", None)
-        own = {} if instance is None else {"self": instance}
-        return {**own, **getattr(self._item, "funcargs", {})}
-
-    def notify(self, line: str) -> None:
-        """Write a line to standard error, which pytest captures otherwise."""
-        from pytest_cka_memory.holders.survivors import to_stderr
-
-        with without_capture(self._item.config):
-            to_stderr(line)
-
-    @property
-    def draws_paths(self) -> bool:
-        """Whether the session asks for a picture of the references to what is retained."""
-        return self._item.config.stash[settings_key].draws_paths
-
-    def judge_late_regions(self) -> None:
-        """Judge regions that ended after the call, in the teardown of a fixture."""
-        if not self._returned:  # the traceback references what was allocated in them
-            self._complete_none(self._judged)
-        left_open = self.probe.end_open()
-        self._fail_on_breach(self._collect())
-        if left_open and self._returned:
-            fail(never_closed(left_open))
+        compared = self._item.config.stash.get(compared_key, {}).get(self._item.nodeid)
+        for_others = compared.additions if compared is not None else ()
+        return of_limits.union(settings.also, drawn, for_others)
 
     def _complete_none(self, first: int) -> None:
         """Mark the regions from the number `first` on as not completed, so that none is judged."""
-        found = self.probe.records[first:]
-        self.probe.records[first:] = [replace(record, completed=False) for record in found]
+        ended = self.probe.records[first:]
+        self.probe.records[first:] = [replace(record, completed=False) for record in ended]
 
-    def judge_without_limits(self) -> None:
-        """Report a test that requested the fixture only while it ran, when it had no limits."""
-        self.called = self._returned = True
-        self._fail_on_breach(self._collect())
-
-    def take_payload(self, report: pytest.TestReport) -> Payload | None:
-        """Return what travels on the report of a phase; None if there is nothing new."""
-        results, self._results = self._results, []
-        unseen = report.when == "call" and report.passed and not self.called
-        unmeasured = [unseen_reason(self._item)] if unseen else []
-        if not results and not unmeasured:
-            return None
-        return {
-            "facts": self.probe.meter.facts(),
-            "regions": [result.to_dict() for result in results],
-            "unmeasured": unmeasured,
-            "narrowed": is_narrowed(self._item.config),
-            **self._take_pending(),
-        }
-
-    def _take_pending(self) -> Mapping[str, Any]:
-        pending, self._pending = self._pending, []
-        return {"relations": pending} if pending else {}
-
-    def add_compared_figures(self, report: pytest.TestReport) -> None:
-        """Add to the text of a failed test what explains the figures that it has compared."""
-        compared, self._compared = self._compared, []
-        add_section = getattr(report.longrepr, "addsection", None)
-        if compared and add_section is not None:
-            from pytest_cka_memory.reports import failure
-
-            lines = failure.compared(compared, self.probe.meter.facts(), self._width)
-            add_section("cka-memory", "\n".join(lines))
-
-    @property
-    def _width(self) -> int:
-        """Characters of a line in the text of a failure."""
-        from pytest_cka_memory.reports import failure
-
-        return min(failure.WIDTH, terminal_width(self._item.config))
-
-    def _collect(self) -> list[Result]:
-        limits = limits_or_fail(self._item)
-        records: list[RegionRecord] = self.probe.records[self._judged :]
-        item_limits.note(self._item, records, self.probe.meter.facts())
-        self._pending += item_limits.pending(limits, records)
-        judged = [judge(self._item.nodeid, record, limits) for record in records]
-        over_runs, self._over_runs = self._over_runs, []
-        judged += [judge(self._item.nodeid, it, self._limits_over_runs()) for it in over_runs]
-        if self._is_untouched and all(is_untouched(r, self.probe.meter) for r in records):
-            judged = without_kept_limits(self._item, judged, self.probe.meter)
-        results = [self._extended(result) for result in judged]
-        self._judged = len(self.probe.records)
-        self._results += results
-        facts, root = self.probe.meter.facts(), self._item.config.rootpath
-        figures = junit.of_results(results, facts, root)
-        figures += [(junit.LARGEST, size) for size in self.probe.largest_sizes]
-        self.probe.largest_sizes.clear()
+    def _judge(self, over_runs: Sequence[RegionRecord] = ()) -> Judgement:
+        """Judge the regions that have ended since the last time, and note what reports get."""
+        item, probe = self._item, self.probe
+        records, self._judged = probe.records[self._judged :], len(probe.records)
+        judgement = judge_regions(item, plan_of(item), records, over_runs, self.call, probe.meter)
+        self._unreported.append(judgement)
+        figures = junit.of_results(judgement.results, probe.meter.facts(), item.config.rootpath)
+        figures += [(junit.LARGEST, size) for size in probe.largest_sizes]
+        probe.largest_sizes.clear()
         self.properties += figures
-        self._item.user_properties += figures
-        return results
+        item.user_properties += figures
+        return judgement
 
-    def _extended(self, result: Result) -> Result:
-        if not self._item.ihook.pytest_cka_memory_region.get_hookimpls():
-            return result
-        from pytest_cka_memory.plugin import item_limits
-
-        try:
-            fields = item_limits.fields_of(self._item, result)
-            return replace(result, extra=fields) if fields else result
-        except item_limits.FieldError as error:
-            if self._returned:  # otherwise the test has failed for its own reason
-                self._wrong.append(str(error))
-            return result
-
-    def _fail_on_breach(self, results: Sequence[Result]) -> None:
-        messages: list[str] = []
-        headline = ""
-        if any(result.breaches for result in results):
-            from pytest_cka_memory.reports import failure
-
-            facts = self.probe.meter.facts()
-            messages += filter(None, [failure.render(results, facts, self._width)])
-            headline = failure.headline(results)
-            warning = failure.render(results, facts, self._width, warns=True)
-            if warning:
-                self._item.warn(LimitWarning(warning))
-        unused = [context.mistake for context in self.probe.unused] if self._returned else []
+    def _fail_on_breach(self, judgement: Judgement) -> None:
+        unused = [context.mistake for context in self.probe.unused] if self.call.returned else []
         self.probe.unused.clear()
-        messages, self._wrong = [*messages, *self._wrong, *unused], []
-        if messages:
-            fail("\n".join(messages), headline)
+        fail_on_breach(self._item, judgement, self.probe.meter, unused)
 
 
 measurement_key = pytest.StashKey[ItemMeasurement]()
@@ -471,7 +347,7 @@ def begin(item: pytest.Item) -> None:
         ours = set(map(id, properties))
         item.user_properties[:] = [p for p in item.user_properties if id(p) not in ours]
         del item.stash[_properties_key]
-    limits_or_fail(item)
+    plan_of(item).usable_limits()
 
 
 def forget(item: pytest.Item) -> None:
@@ -502,15 +378,37 @@ def measurement_for_fixture(item: pytest.Item) -> ItemMeasurement:
 
 
 @contextmanager
-def unmeasured_call(item: pytest.Item) -> Iterator[None]:
-    """Run a test that is not measured, then call :func:`end_unmeasured`."""
-    yield
-    end_unmeasured(item)
+def around_call(item: pytest.Item) -> Iterator[None]:
+    """Measure a method of a ``unittest.TestCase``; see that others were measured.
+
+    Other functions are measured by :func:`around_function`, closer to their code.
+    """
+    measurement = measurement_of(item)
+    if measurement is None:
+        yield
+    elif is_testcase(item):
+        with measurement.repeated_call(), wrapped_method(item, measurement.measured_call):
+            yield
+    else:
+        yield
+        _refuse_unseen(item, measurement)
+
+
+@contextmanager
+def around_function(item: pytest.Function) -> Iterator[None]:
+    """Measure the function of a test, if it is measured."""
+    measurement = measurement_of(item)
+    if measurement is None:
+        yield
+        end_unmeasured(item)
+    else:
+        with measurement.repeated_call(), measurement.measured_call():
+            yield
 
 
 def end_unmeasured(item: pytest.Item) -> None:
     """Fail a test that got a marker while it ran; judge one that requested the fixture then."""
-    limits = limits_or_fail(item)
+    limits = plan_of(item).usable_limits()
     if limits:
         fail(
             f"{', '.join(limit.text for limit in limits)}: not checked, because the test was "
@@ -521,15 +419,14 @@ def end_unmeasured(item: pytest.Item) -> None:
         item.stash[measurement_key].judge_without_limits()
 
 
-def refuse_unseen(item: pytest.Item, measurement: ItemMeasurement) -> None:
+def _refuse_unseen(item: pytest.Item, measurement: ItemMeasurement) -> None:
     """Fail a test whose own limits were never checked, because silence would look like a pass.
 
     The limits of the session's options do not fail it: the report counts it as not measured.
     """
     plan = plan_of(item)
-    if plan.error is not None:
-        limits_or_fail(item)
-    if plan.own_limits and not measurement.called:
+    plan.usable_limits()
+    if plan.own_limits and not measurement.call.has_begun:
         reason = unseen_reason(item)
         fail(
             f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "

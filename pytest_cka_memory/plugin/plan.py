@@ -1,13 +1,13 @@
-"""The plan of one test: whether it is measured, and by which limits. Computed once per test."""
+"""The plan of one test: whether it is measured, and by which limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS, RELATIONS
+from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS
 from pytest_cka_memory.errors import BaselineError, LimitError
 from pytest_cka_memory.plugin.device import known_meter
 from pytest_cka_memory.plugin.options import given_by
@@ -18,6 +18,7 @@ from pytest_cka_memory.stored.plan import MARKER as BASELINE_MARKER
 if TYPE_CHECKING:
     from pytest_cka_memory.limits import Limit
     from pytest_cka_memory.meters.base import Meter
+    from pytest_cka_memory.plugin.item_limits import ComparedTest
     from pytest_cka_memory.plugin.pytest_private import Node
 
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 class ItemPlan:
     """What the plugin does with one test."""
 
+    nodeid: str
     is_measured: bool
     limits: "tuple[Limit, ...]" = ()
     """Every limit that its regions are judged by."""
@@ -37,30 +39,50 @@ class ItemPlan:
     error: LimitError | BaselineError | None = None
     """A marker, a plugin's limit or a baseline file that cannot be used; then it has no limits."""
 
+    def usable_limits(self) -> "tuple[Limit, ...]":
+        """Return :attr:`limits`; fail the test if they cannot be used.
+
+        Most sessions have stopped at :func:`check` in that case. An xdist worker cannot stop there,
+        and a marker can be added later.
+        """
+        if self.error is not None:
+            fail(f"{self.nodeid}: {self.error}", str(self.error))
+        return self.limits
+
 
 @dataclass(frozen=True)
 class _Computed:
     """A plan, and what it was computed from."""
 
     plan: ItemPlan
-    marks: tuple[tuple[pytest.Mark, ...], ...]
-    """Those of the test, and of each node around it."""
+    marks: Sequence[pytest.Mark]
+    """Those of the test and of each node around it."""
     meter: "Meter | None"
-    """None also if the plan is the same on every device."""
     depends_on_meter: bool
+    """Whether a baseline, which has figures of one device, may set a limit."""
 
     def is_current(self, item: pytest.Item) -> bool:
-        # Called eight times for each test, so without the generator item.iter_markers().
-        node: Node | None = item
-        for known in self.marks:
-            own = node.own_markers if node is not None else ()
-            if (own or known) and (len(own) != len(known) or not all(map(is_, own, known))):
-                return False
-            node = None if node is None else node.parent
-        return not self.depends_on_meter or self.meter is known_meter(item.config)
+        """Whether the plan would be the same if it were computed again."""
+        if self.depends_on_meter and self.meter is not known_meter(item.config):
+            return False
+        marks = _marks_around(item)
+        # By identity, because the arguments of two markers may be tensors, which have no equality.
+        return len(marks) == len(self.marks) and all(map(is_, marks, self.marks))
+
+
+def _marks_around(item: pytest.Item) -> list[pytest.Mark]:
+    # Called several times for each test, so without the generator item.iter_markers().
+    marks: list[pytest.Mark] = []
+    node: Node | None = item
+    while node is not None:
+        marks += node.own_markers
+        node = node.parent
+    return marks
 
 
 _plan_key = pytest.StashKey[_Computed]()
+compared_key: "pytest.StashKey[dict[str, ComparedTest]]" = pytest.StashKey()
+"""Test -> what is kept of it because others are compared with it."""
 
 
 def plan_of(item: pytest.Item) -> ItemPlan:
@@ -71,9 +93,11 @@ def plan_of(item: pytest.Item) -> ItemPlan:
     """
     computed = item.stash.get(_plan_key, None)
     if computed is None or not computed.is_current(item):
-        marks = tuple(tuple(node.own_markers) for node in reversed(item.listchain()))
-        meter, depends_on_meter = known_meter(item.config), _depends_on_meter(item)
-        computed = _Computed(_compute(item), marks, meter, depends_on_meter)
+        marks = _marks_around(item)
+        has_baseline = any(mark.name == BASELINE_MARKER for mark in marks)
+        depends_on_meter = has_baseline or item.config.stash[settings_key].baseline.named
+        meter = known_meter(item.config)
+        computed = _Computed(_compute(item, marks), marks, meter, depends_on_meter)
         item.stash[_plan_key] = computed
     return computed.plan
 
@@ -96,159 +120,40 @@ def check(items: Sequence[pytest.Item]) -> None:
         raise pytest.UsageError(*wrong)
 
 
-def limits_or_fail(item: pytest.Item) -> "tuple[Limit, ...]":
-    """Return the limits of `item`; fail the test if they cannot be used.
-
-    Most sessions have stopped at :func:`check` in that case. An xdist worker cannot stop there, and
-    a marker can be added later.
-    """
-    plan = plan_of(item)
-    if plan.error is not None:
-        fail(f"{item.nodeid}: {plan.error}", str(plan.error))
-    return plan.limits
-
-
-def _depends_on_meter(item: pytest.Item) -> bool:
-    """Whether a baseline, which has figures of one device, may set a limit for `item`."""
-    named = item.config.stash[settings_key].baseline.named
-    return named or item.get_closest_marker(BASELINE_MARKER) is not None
-
-
-def _compute(item: pytest.Item) -> ItemPlan:
+def _compute(item: pytest.Item, marks: Sequence[pytest.Mark]) -> ItemPlan:
     settings = item.config.stash[settings_key]
     try:
-        if not _is_measured(item, settings):
-            return ItemPlan(is_measured=False)
-        all_of_markers = _marker_limits(item, settings)
-        scoped = [limit for limit in all_of_markers if limit.scope != "function"]
-        of_markers = [limit for limit in all_of_markers if limit.scope == "function"]
-        _check_scopes(item, scoped)
-        own = [*of_markers, *_limits_of_plugins(item)]
-        limits = own + _default_limits(own, settings)
-        if settings.baseline.named and item.get_closest_marker(BASELINE_MARKER) is None:
-            limits += _baseline_limits(item, settings)
+        is_measured = (
+            settings.measures_all
+            or FIXTURE in getattr(item, "fixturenames", ())
+            or any(mark.name in MARKERS for mark in marks)
+            or settings.baseline.measures(item.nodeid)
+        )
+        if not _may_have_limits(item, settings, marks):
+            return ItemPlan(item.nodeid, is_measured)
+        # Late, because a session that only reports figures needs no limits.
+        from pytest_cka_memory.plugin import item_limits
+
+        if not is_measured and not item_limits.limits_of_plugins(item):
+            return ItemPlan(item.nodeid, is_measured=False)
+        compared = item.config.stash.setdefault(compared_key, {})
+        limits = item_limits.limits_of(item, compared)
     except (LimitError, BaselineError) as error:
-        return ItemPlan(is_measured=True, error=error)
-    warned = _warned if settings.only_warns else _unchanged
+        return ItemPlan(item.nodeid, is_measured=True, error=error)
     return ItemPlan(
+        item.nodeid,
         is_measured=True,
-        limits=tuple(map(warned, limits)),
-        own_limits=tuple(own),
-        scoped_limits=tuple(map(warned, scoped)),
-        marker_limits=tuple(map(warned, of_markers)),
+        limits=limits.all,
+        own_limits=limits.own,
+        scoped_limits=limits.scoped,
+        marker_limits=limits.of_markers,
     )
 
 
-def _check_scopes(item: pytest.Item, scoped: "list[Limit]") -> None:
-    for limit in scoped:
-        if limit.scope == "class" and item.getparent(pytest.Class) is None:
-            raise LimitError(f"{limit.text}: the test is in no class; write scope='module'")
-
-
-def _is_measured(item: pytest.Item, settings: Settings) -> bool:
+def _may_have_limits(item: pytest.Item, settings: Settings, marks: Sequence[pytest.Mark]) -> bool:
     return (
-        settings.measures_all
-        or FIXTURE in getattr(item, "fixturenames", ())
-        or any(mark.name in MARKERS for mark in item.iter_markers())
-        or settings.baseline.measures(item.nodeid)
-        or bool(_limits_of_plugins(item))
+        any(mark.name in MARKERS or mark.name == NO_ALLOCATIONS for mark in marks)
+        or settings.has_default_limits
+        or settings.baseline.named
+        or bool(item.config.hook.pytest_cka_memory_limits.get_hookimpls())
     )
-
-
-def _limits_of_plugins(item: pytest.Item) -> "list[Limit]":
-    if not item.config.hook.pytest_cka_memory_limits.get_hookimpls():
-        return []
-    from pytest_cka_memory.plugin import item_limits
-
-    return item_limits.limits_of_plugins(item)
-
-
-def _default_limits(own: "list[Limit]", settings: Settings) -> "list[Limit]":
-    if settings.max_retained_bytes is None and settings.max_peak_bytes is None:
-        return []
-    from pytest_cka_memory.limits import default_limits
-
-    return default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
-
-
-def _limit_from_marker(mark: pytest.Mark) -> Any:
-    from pytest_cka_memory.limits import limit_from_marker
-
-    return limit_from_marker(mark.name, mark.args, mark.kwargs)
-
-
-def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
-    limits: list[Limit] = []
-    given = {mark.name for mark in item.iter_markers()}
-    allowing = _closest(item, NO_ALLOCATIONS) if NO_ALLOCATIONS in given else None
-    if allowing is not None and (allowing.args or allowing.kwargs):
-        from pytest_cka_memory.limits import call_text
-
-        text = call_text(NO_ALLOCATIONS, allowing.args, allowing.kwargs)
-        raise LimitError(f"{text}: it takes no arguments; write @pytest.mark.{NO_ALLOCATIONS}")
-    for name in MARKERS:
-        if name in given and name != BASELINE_MARKER:
-            limits += map(_limit_from_marker, _closest_of_scopes(item, name))
-    if BASELINE_MARKER in given:
-        limits += _baseline_limits(item, settings)
-    return limits
-
-
-def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
-    """Return the relations to other tests, and what the baseline allows on this device.
-
-    While baselines are updated, nothing is compared with them.
-    """
-    plan = settings.baseline
-    text, tolerance, warns = "--cka-memory-baseline", plan.tolerance, False
-    found: list[Limit] = []
-    is_compared = False
-    mark = _closest(item, BASELINE_MARKER)
-    if mark is not None:
-        from pytest_cka_memory.limits import call_text, only_warns, with_argument
-
-        given, warns = _limit_from_marker(mark), only_warns(mark.kwargs)
-        text = mark.name if given is None else f"{mark.name}({given.text!r})"
-        text = with_argument(text, "warn=True") if warns else text
-        tolerance = given or tolerance
-        is_compared = not RELATIONS.isdisjoint(mark.kwargs)
-        if is_compared:
-            from pytest_cka_memory.plugin import item_limits
-
-            as_written = call_text(mark.name, mark.args, mark.kwargs)
-            found += item_limits.limits_of_relations(item, mark.kwargs, as_written, tolerance)
-    meter = known_meter(item.config)
-    # Who compares a test with another may have no committed figures of it.
-    if not plan.updating and (not is_compared or plan.required or plan.has(item.nodeid)):
-        facts = None if meter is None else meter.facts()
-        found.append(plan.limit(text, item.nodeid, facts, tolerance))
-    return [replace(limit, warns=warns) for limit in found]
-
-
-def _closest_of_scopes(item: pytest.Item, name: str) -> list[pytest.Mark]:
-    """Return the closest marker of each scope, as :func:`_closest` does for all of them."""
-    found = list(item.iter_markers_with_node(name))
-    scopes = dict.fromkeys(repr(mark.kwargs.get("scope", "function")) for _, mark in found)
-    closest = []
-    for scope in scopes:
-        same = [it for it in found if repr(it[1].kwargs.get("scope", "function")) == scope]
-        closest.append(next(mark for node, mark in reversed(same) if node is same[0][0]))
-    return closest
-
-
-def _unchanged(limit: "Limit") -> "Limit":
-    return limit
-
-
-def _warned(limit: "Limit") -> "Limit":
-    return replace(limit, warns=True)
-
-
-def _closest(item: pytest.Item, name: str) -> pytest.Mark | None:
-    """Return the last marker of the nearest node that has one.
-
-    ``get_closest_marker`` returns the first of that node: a function's before its
-    ``pytest.param``'s, a base class's before its subclass's, a decorator's before an applied one.
-    """
-    found = list(item.iter_markers_with_node(name))
-    return next((mark for node, mark in reversed(found) if node is found[0][0]), None)

@@ -80,8 +80,12 @@ class Settings:
     @property
     def measures_all(self) -> bool:
         """Whether tests without a marker or the fixture are measured too."""
-        limits = (self.max_retained_bytes, self.max_peak_bytes)
-        return self.report or any(limit is not None for limit in limits)
+        return self.report or self.has_default_limits
+
+    @property
+    def has_default_limits(self) -> bool:
+        """Whether an option sets a limit for tests that have none of their own."""
+        return self.max_retained_bytes is not None or self.max_peak_bytes is not None
 
     def draws(self, nodeid: str) -> bool:
         """Whether the memory of a test over time is drawn."""
