@@ -177,7 +177,7 @@ def _accelerator_meter(kind: str, index: int) -> Meter:
     try:
         meter = accelerator_meter(kind, index)
     except NoCountersError as error:
-        if emulated is not None:
+        if emulated is not None:  # torch's CUDA allocator always has counters
             raise
         return _tensor_meter(kind, index, str(error))
     if emulated is not None:

@@ -30,6 +30,7 @@ def label_emulated(meter: AcceleratorMeter, emulated: Loaded, index: int) -> Non
     """
     values = _COMPUTED if activation.are_computed() else _NOT_COMPUTED
     warnings = (f"warning: {warning}" for warning in activation.warnings())
+    # First of all: a reader must not take these figures for those of a GPU.
     meter.notes = (*_NO_GPU, *meter.notes, *values, *warnings)
     meter.device = f"{EMULATED}:{emulated.card.name}"
     if emulated.devices > 1:

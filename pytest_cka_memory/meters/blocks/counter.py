@@ -20,7 +20,7 @@ from pytest_cka_memory.core.allocations import (
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
 from pytest_cka_memory.core.timeline import RecordedBlock, Recording
-from pytest_cka_memory.meters.blocks import library, written
+from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.blocks.library import (
     RECORDED_BLOCK,
     Block,
@@ -33,6 +33,8 @@ from pytest_cka_memory.meters.blocks.written import (
     PeakGroups,
     WrittenBlocks,
     module_path,
+    note_contexts,
+    notes_contexts,
     notes_modules,
     site_of,
 )
@@ -280,7 +282,7 @@ class RegionCounter:
         older_bytes = self.read().peak - sum(blocks.sizes)
         older = None
         if older_bytes > 0:
-            blocks_then = self._older if written.are_noted() else None
+            blocks_then = self._older if notes_contexts() else None
             older = AllocationGroup(
                 older_bytes, 0, recorded=None, before_region=True, older=blocks_then
             )
@@ -370,7 +372,7 @@ def prepared_functions() -> ctypes.PyDLL:
     for folder in runner_folders():
         functions.stacks_leave_out(folder.encode(), True)
     notes_modules()
-    written.note()
+    note_contexts()
     functions.counter_install()
     return cast(ctypes.PyDLL, functions)
 

@@ -67,5 +67,5 @@ class BlockPeaks(Peaks):
 
     def close(self) -> None:
         self._collected.stop(self)
-        self._region.close()
+        self._region.close()  # before the patches, which show it what is freed until then
         self._patches.stop(self)

@@ -1,4 +1,8 @@
-"""Blocks that the library has listed, and the stacks, modules and contexts noted with them."""
+"""Blocks that the library has listed, and the stacks, modules and contexts noted with them.
+
+A region's end lists all blocks that are live, which may be 100,000, and mostly nobody reads them:
+so a Python object is made only of those that are read, and a column is read in one pass.
+"""
 
 import ctypes
 import sys
@@ -27,15 +31,24 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.blocks.library import Block
 
+Known = TypeVar("Known")
+Item = TypeVar("Item")
 Write = Callable[[Any, int], int]
 """Writes blocks to a C array of this size, and returns how many there are."""
-
-
 _BLOCK_BYTES = sizeof(Block)
+_MOVERS = ("to", "to_empty", "cpu", "cuda", "xpu", "type", "half", "bfloat16", "float", "double")
+"""The methods of a module that allocate its parameters again."""
+_LONGEST_PATH = 512
+"""Bytes of the longest path of a module that is read; longer ones are cut."""
 
 
 class WrittenBlocks(Sequence[Block]):
-    """The blocks that `write` writes, `size` at most."""
+    """The blocks that a function of the library has written to one buffer.
+
+    Args:
+        size: the most blocks that there may be; 40 bytes are allocated for each.
+        write: the function.
+    """
 
     def __init__(self, size: int, write: Write) -> None:
         self._buffer = bytearray(size * _BLOCK_BYTES)
@@ -87,46 +100,19 @@ class WrittenBlocks(Sequence[Block]):
         return numbers[first:end:per_block].tolist()
 
 
-Known = TypeVar("Known")
-Item = TypeVar("Item")
-
-
-class LazySequence(Sequence[Item], Generic[Known, Item]):
-    """Allocations or groups of them, each described from what is known of it."""
-
-    def __init__(self, known: Sequence[Known]) -> None:
-        self._known = known
-
-    @abstractmethod
-    def described(self, known: Known) -> Item:
-        """Return the item of which this is known."""
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self.described(known) for known in self._known[index]]
-        return self.described(self._known[index])
-
-
-_MOVERS = ("to", "to_empty", "cpu", "cuda", "xpu", "type", "half", "bfloat16", "float", "double")
-"""The methods of a module that allocate its parameters again."""
-
-
-def are_noted() -> bool:
+def notes_contexts() -> bool:
     """Whether the library can note contexts; that of an older checkout cannot."""
     return hasattr(library.functions(), "stacks_note_context")
 
 
 @cache
-def note() -> tuple[CodeType, ...]:
-    """Make the library note them, and return their code, which must not be freed."""
-    codes = dict(_contexts()) if are_noted() else {}
+def note_contexts() -> tuple[CodeType, ...]:
+    """Make the library note the functions of torch that show what memory is allocated for.
+
+    Returns:
+        The code of these functions, which must not be freed: the library knows it by its address.
+    """
+    codes = dict(_contexts()) if notes_contexts() else {}
     for code, context in codes.items():
         library.functions().stacks_note_context(id(code), context)
     return (*codes, *_note_engine())
@@ -164,12 +150,9 @@ def _functions() -> Iterator[tuple[Any, Context]]:
 
 def _classes_in(module: ModuleType) -> set[type]:
     """Return the classes of a module, and their bases, that torch defines."""
-    found = [value for value in vars(module).values() if isinstance(value, type)]
-    bases = {base for kind in found for base in kind.__mro__}
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    bases = {base for kind in classes for base in kind.__mro__}
     return {base for base in bases if base.__module__.startswith(("torch.nn.", "torch.optim."))}
-
-
-_LONGEST_PATH = 512
 
 
 def frames_of(stack: int) -> RawFrames:
@@ -198,7 +181,7 @@ def _module_of(stack: int) -> tuple[int, int]:
 
 def context_of(stack: int) -> Context | None:
     """Return in which context a stack was noted; None if contexts are not."""
-    return Context(_module_of(stack)[1]) if are_noted() else None
+    return Context(_module_of(stack)[1]) if notes_contexts() else None
 
 
 @cache
@@ -223,6 +206,33 @@ def module_path(module: int) -> str:
     path = ctypes.create_string_buffer(_LONGEST_PATH)
     library.functions().modules_path(module, path, _LONGEST_PATH)
     return path.value.decode(errors="replace")
+
+
+class LazySequence(Sequence[Item], Generic[Known, Item]):
+    """Allocations or groups of them, each described only when it is asked for.
+
+    Args:
+        known: what each is described from.
+    """
+
+    def __init__(self, known: Sequence[Known]) -> None:
+        self._known = known
+
+    @abstractmethod
+    def described(self, known: Known) -> Item:
+        """Return the item of which this is known."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self.described(known) for known in self._known[index]]
+        return self.described(self._known[index])
 
 
 class PeakGroups(LazySequence[int, AllocationGroup]):

@@ -134,7 +134,7 @@ class StorageTracker(SharedPatches):
 
     def make_patches(self) -> Iterator[Undoable]:
         collector.repair()
-        yield _Counting(self)
+        yield _Counting(self)  # first: the other patches report to the ledger that it makes
         yield Patch(torch.UntypedStorage, "resize_", self._resizing(torch.UntypedStorage.resize_))
         yield Patch(
             torch.UntypedStorage,

@@ -60,6 +60,7 @@ class StorageMeter(Meter):
         self._tracker.stop(user)
 
     def clean(self) -> int | None:
+        # A collection and a search of all objects take most of a region's time.
         if not self._tracker.nothing_is_live():
             collect()
             self._tracker.record_unseen()

@@ -24,8 +24,10 @@ from pytest_cka_memory.core.allocations import (
 )
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.patching import Locking
-from pytest_cka_memory.meters.torch_private import storage_key
+from pytest_cka_memory.meters.torch_private import storage_key  # by name: it is called often
 from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
+
+T = TypeVar("T")
 
 _OF_DATA = frozenset(("aten.lift_fresh", "aten.set_.source_Storage"))
 """Operators that take a tensor or storage which no operator has made; its shape may be another."""
@@ -133,11 +135,6 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
         except RuntimeError:
             pass
     return (tensor.untyped_storage().nbytes() // tensor.element_size(),)
-
-
-# By name, because it is called often.
-
-T = TypeVar("T")
 
 
 class CollectedBytes:
