@@ -78,7 +78,7 @@ TABLES = {
     ),
     "cross-check, ledger": Table(
         "ledger-crosscheck-amd-epyc-torch-{torch}.json",
-        ("pytest_cka_memory/meters/ledger",),
+        ("pytest_cka_memory/meters/ledger", "pytest_cka_memory/meters/objects.py"),
         "crosscheck.py", minutes=15, needs="CKA_MEMORY_NATIVE=0 in the environment",
     ),
     "suites": Table(

@@ -19,7 +19,6 @@ from pytest_cka_memory.core.card_uses import (
 )
 from pytest_cka_memory.errors import DeviceError, ReportError
 from pytest_cka_memory.meters.device_names import EMULATED
-from pytest_cka_memory.reports import cards as card_page
 from pytest_cka_memory.reports import cards as tables
 from pytest_cka_memory.stored.json_report import read
 from pytest_cka_memory.units import counted
@@ -28,7 +27,7 @@ DEFAULT = "t4,a10,a100,h100"
 _FORMATS = {
     "markdown": tables.as_markdown,
     "json": tables.as_json,
-    "html": card_page.as_html,
+    "html": tables.as_html,
 }
 _MOST_LINES = 40
 

@@ -139,7 +139,6 @@ def _write_comparison(
     args: argparse.Namespace, old: Report, new: Report, found: Comparison
 ) -> None:
     from pytest_cka_memory.core.two_reports import peak_differences
-    from pytest_cka_memory.reports import comparison
 
     for source in (args.old, args.new):
         _refuse_same(source, args.html, "--html")

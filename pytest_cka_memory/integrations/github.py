@@ -73,9 +73,10 @@ class GitHubOutput:
 
     def _summarise(self, path: Path, report: Report) -> str:
         """Append to the summary file; return a line that says whether it was written."""
-        from pytest_cka_memory.reports import github
+        from pytest_cka_memory.reports import markdown
 
-        text = github.job_summary(report).encode("utf-8", "backslashreplace")
+        summary = markdown.render(report, markdown.JOB_SUMMARY_CHARACTERS)
+        text = summary.encode("utf-8", "backslashreplace")
         try:
             with path.open("ab") as file:
                 if file.tell() + len(text) > _MOST_BYTES:

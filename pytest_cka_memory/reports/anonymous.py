@@ -35,8 +35,8 @@ def anonymous(report: Report, root: Path) -> Report:
 
 
 def _changed(result: Result, change: TextChange) -> Result:
-    found: Result = _in_dataclass(replace(result, extra={}), change)
-    return replace(found, extra=in_plain_values(result.extra, change))
+    changed: Result = _in_dataclass(replace(result, extra={}), change)
+    return replace(changed, extra=in_plain_values(result.extra, change))
 
 
 def _in_dataclass(value: Any, change: TextChange) -> Any:
@@ -46,8 +46,8 @@ def _in_dataclass(value: Any, change: TextChange) -> Any:
         if name == "timeline":  # has numbers only, and may be long
             continue
         old = getattr(value, name)
-        if old and (found := _in_field(old, change)) != old:
-            new[name] = found
+        if old and (changed := _in_field(old, change)) != old:
+            new[name] = changed
     return replace(value, **new) if new else value
 
 

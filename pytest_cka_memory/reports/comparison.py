@@ -42,25 +42,26 @@ class ChangeCells(NamedTuple):
     verdict: str
 
 
-def verdict(found: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
     """Return the outcome in one line."""
-    worse = len({change.key for change in found.regressions})
-    regions = counted(found.compared, "region")
-    outcome = (
-        f"{worse:,} of {regions} rose by more than {found.tolerance.text}"
-        if worse
-        else f"none of {regions} rose by more than {found.tolerance.text}"
-    )
-    lists = {"new": found.appeared, "gone": found.vanished, "not judged": found.incomplete}
+    worse = len({change.key for change in comparison.regressions})
+    regions = counted(comparison.compared, "region")
+    number = f"{worse:,}" if worse else "none"
+    outcome = f"{number} of {regions} rose by more than {comparison.tolerance.text}"
+    lists = {
+        "new": comparison.appeared,
+        "gone": comparison.vanished,
+        "not judged": comparison.incomplete,
+    }
     return ", ".join([outcome, *(f"{len(keys):,} {what}" for what, keys in lists.items() if keys)])
 
 
-def as_table(found: Comparison, width: int = 100) -> str:
+def as_table(comparison: Comparison, width: int = 100) -> str:
     """Return lines for a terminal: every change, regressions first.
 
     Names of regions are shortened if the table would be wider than `width` characters.
     """
-    changes = _one_of_each_test(found.changes, _MOST_ROWS)
+    changes = _one_of_each_test(comparison.changes, _MOST_ROWS)
     rows = [ChangeCells._fields, *map(cells, changes)]
     lines = []
     if changes:
@@ -71,18 +72,18 @@ def as_table(found: Comparison, width: int = 100) -> str:
             [(name, *row) for name, row in zip(["region", *names], rows, strict=True)],
             left=("region", "figure", "verdict"),
         )
-        more = len(found.changes) - _MOST_ROWS
+        more = len(comparison.changes) - _MOST_ROWS
         lines += [f"and {more:,} more; --format json prints all", ""] if more > 0 else [""]
-    lines += [one_line(remark) for remark in remarks(found)]
-    return "\n".join([*lines, f"compared: {verdict(found)}", ""])
+    lines += [one_line(remark) for remark in remarks(comparison)]
+    return "\n".join([*lines, f"compared: {verdict(comparison)}", ""])
 
 
-def as_markdown(found: Comparison) -> str:
+def as_markdown(comparison: Comparison) -> str:
     """Return GitHub-flavoured Markdown, short enough for a comment."""
-    is_long = len(found.changes) > _MOST_ROWS
-    changes = _one_of_each_test(found.changes) if is_long else found.changes
+    is_long = len(comparison.changes) > _MOST_ROWS
+    changes = _one_of_each_test(comparison.changes) if is_long else comparison.changes
     rows = [(code(change.key.name), cells(change)) for change in changes]
-    lines = [f"### Memory compared: {sentence(verdict(found))}", ""]
+    lines = [f"### Memory compared: {sentence(verdict(comparison))}", ""]
     if rows:
         # Words come first, because figures are aligned to the right.
         lines += markdown.table(
@@ -91,50 +92,50 @@ def as_markdown(found: Comparison) -> str:
             markdown.COMMENT_CHARACTERS * 2 // 3,
             left=3,
         )
-    lines += [f"- {sentence(remark)}" for remark in remarks(found)]
+    lines += [f"- {sentence(remark)}" for remark in remarks(comparison)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def as_json(found: Comparison) -> str:
+def as_json(comparison: Comparison) -> str:
     """Return all of it as JSON."""
     plain = {
-        "tolerance": found.tolerance.text,
-        "compared": found.compared,
-        "regressions": len(found.regressions),
+        "tolerance": comparison.tolerance.text,
+        "compared": comparison.compared,
+        "regressions": len(comparison.regressions),
         "changes": [
             {
                 **change.key._asdict(),
                 **asdict(change.difference),
                 "regression": change.difference.broken,
             }
-            for change in found.changes
+            for change in comparison.changes
         ],
-        "not_judged": [key._asdict() for key in found.incomplete],
-        "appeared": [key._asdict() for key in found.appeared],
-        "vanished": [key._asdict() for key in found.vanished],
-        "figures_not_compared": list(found.not_on_both),
-        "figures_undecided": list(found.undecided),
-        "conditions": [fact._asdict() for fact in found.changed],
-        "differing": [{"old": old, "new": new} for old, new in found.devices],
+        "not_judged": [key._asdict() for key in comparison.incomplete],
+        "appeared": [key._asdict() for key in comparison.appeared],
+        "vanished": [key._asdict() for key in comparison.vanished],
+        "figures_not_compared": list(comparison.not_on_both),
+        "figures_undecided": list(comparison.undecided),
+        "conditions": [fact._asdict() for fact in comparison.changed],
+        "differing": [{"old": old, "new": new} for old, new in comparison.devices],
     }
     return json.dumps(plain, indent=1) + "\n"
 
 
-def as_html(found: Comparison, peaks: Sequence[PeakDifference], unknown: int) -> str:
+def as_html(comparison: Comparison, peaks: Sequence[PeakDifference], unknown: int) -> str:
     """Return the page as HTML.
 
     Args:
-        found: the comparison of figures.
+        comparison: the comparison of figures.
         peaks: what is new at the peaks.
         unknown: number of regions of which a report does not list what was live at the peak.
     """
     parts = {
-        "VERDICT": template.text(verdict(found)),
+        "VERDICT": template.text(verdict(comparison)),
         "STYLE": template.text_of("page.css"),
-        "REMARKS": "".join(f"<li>{template.text(remark)}</li>" for remark in remarks(found)),
-        "FIGURES": "\n".join(_figure_rows(found.changes)),
+        "REMARKS": "".join(f"<li>{template.text(remark)}</li>" for remark in remarks(comparison)),
+        "FIGURES": "\n".join(_figure_rows(comparison.changes)),
         "PEAKS": "\n".join(part for peak in peaks for part in _peak_table(peak)),
-        "UNKNOWN": _unknown_peaks(unknown, found.compared),
+        "UNKNOWN": _unknown_peaks(unknown, comparison.compared),
     }
     return template.fill("comparison.html", parts)
 
@@ -208,36 +209,39 @@ def cells(change: Change) -> ChangeCells:
     )
 
 
-def _one_of_each_test(changes: Sequence[Change], most: int = 0) -> Sequence[Change]:
+def _one_of_each_test(changes: Sequence[Change], most: int | None = None) -> Sequence[Change]:
     """Return regressions first, then one change of each test before any second.
 
     Args:
         changes: all changes.
-        most: how many to return; if there are no more changes, their order is kept. 0 means all.
+        most: how many to return; if there are not more, they keep their order. None means all.
     """
-    if len(changes) <= most:
+    if most is not None and len(changes) <= most:
         return changes
     ordered = summary.first_of_each(changes, lambda change: change.key.nodeid)
     ordered.sort(key=lambda change: not change.difference.broken)
-    return ordered[: most or None]
+    return ordered[:most]
 
 
-def remarks(found: Comparison) -> Iterator[str]:
-    """Yield what differs besides figures, and what was not compared."""
-    for old, new in found.devices:
+def remarks(comparison: Comparison) -> Iterator[str]:
+    """Yield what differs besides figures, and what was not compared, a sentence for each.
+
+    Of regions that are only in one report the first ten are named, and the others counted.
+    """
+    for old, new in comparison.devices:
         yield f"warning: the reports differ in more than the code: measured on {old}, now on {new}"
-    if found.undecided:
-        nouns = ", ".join(COMPARED[figure].noun for figure in found.undecided)
+    if comparison.undecided:
+        nouns = ", ".join(COMPARED[figure].noun for figure in comparison.undecided)
         yield (
-            f"not compared, because of {listed(found.changed)}: {nouns}; what does not depend on "
-            "it is. To compare all figures, measure both reports on one machine"
+            f"not compared, because of {listed(comparison.changed)}: {nouns}; what does not depend "
+            "on it is. To compare all figures, measure both reports on one machine"
         )
-    if found.not_on_both:
-        nouns = ", ".join(COMPARED[figure].noun for figure in found.not_on_both)
+    if comparison.not_on_both:
+        nouns = ", ".join(COMPARED[figure].noun for figure in comparison.not_on_both)
         yield f"not compared, because only one of the devices has it: {nouns}"
-    yield from _named("only in the new report", found.appeared)
-    yield from _named("only in the old report", found.vanished)
-    yield from _named("not compared, because an exception ended it", found.incomplete)
+    yield from _named("only in the new report", comparison.appeared)
+    yield from _named("only in the old report", comparison.vanished)
+    yield from _named("not compared, because an exception ended it", comparison.incomplete)
 
 
 def _named(what: str, keys: Sequence[RegionKey]) -> Iterator[str]:

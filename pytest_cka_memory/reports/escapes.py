@@ -1,4 +1,7 @@
-"""Make any text safe to show, because names and labels may hold any characters."""
+"""Make any text safe for terminals, Markdown and GitHub: names may have any characters.
+
+:mod:`.html.template` does the same for HTML.
+"""
 
 import re
 
@@ -13,17 +16,30 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Shorten in the middle: a name begins with its file and ends with its parameters."""
+    """Shorten `text` to `most` characters in its middle.
+
+    A test's name begins with its file and ends with its parameters, so that both stay.
+    """
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 def code(text: str, most: int = 160) -> str:
-    """Return `text` as a Markdown code span, so that it holds no markup, link or mention."""
+    """Return `text` as a Markdown code span, so that it holds no markup, link or mention.
+
+    Args:
+        text: any text.
+        most: characters; longer texts are shortened in the middle.
+
+    Example:
+        >>> code("a `b`")
+        '`` a `b` ``'
+    """
     shown = shorten(one_line(text), most)
     if not shown.strip():
         return repr(shown)
     marks = fence(shown)
+    # Markdown removes one space at both ends of a span if it begins and ends with one.
     pad = " " if "`" in (shown[0], shown[-1]) or shown[0] == shown[-1] == " " else ""
     return f"{marks}{pad}{shown}{pad}{marks}"
 
@@ -42,3 +58,13 @@ def sentence(text: str, most: int = 400) -> str:
 def cell(text: str) -> str:
     """Return Markdown for a table cell, which a bar would end, even inside a code span."""
     return text.replace("|", "\\|")
+
+
+def command_message(text: str) -> str:
+    """Return the message of a workflow command of GitHub, which is one line."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def command_property(text: str) -> str:
+    """Return the value of a property of a workflow command, which a comma or colon would end."""
+    return command_message(text).replace(":", "%3A").replace(",", "%2C")

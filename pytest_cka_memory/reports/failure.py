@@ -17,61 +17,6 @@ from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
 from pytest_cka_memory.reports.tables import provenance_of, sparkline
 from pytest_cka_memory.units import MB, counted, format_exact, format_with_unit
 
-_MOST_DIFFERENCES = 6
-_BEFORE = "allocated before the region"
-
-
-def difference_lines(figure: str, records: Sequence[RegionRecord], width: int) -> Iterator[str]:
-    """Yield lines about the regions whose `figure` a failed assertion has compared.
-
-    The region with the highest figure is compared with each other one, largest difference first.
-    Nothing is yielded for a single region, or for a figure that no storages explain.
-
-    Args:
-        figure: its name.
-        records: the regions, with what explains the figure.
-        width: characters of a line.
-    """
-    field = FIGURES[figure].explained_by
-    highest, *others = sorted(records, key=lambda record: -getattr(record, figure))
-    for other in others if field else ():
-        more = getattr(highest, figure) - getattr(other, figure)
-        names = f"region {highest.label!r} has {_signed(more)} of {FIGURES[figure].noun}"
-        yield from wrapped(f"{names} compared with region {other.label!r}:", width)
-        counts_all = not FIGURES[figure].above_entry
-        now, before = (_by_place(getattr(it, field), counts_all) for it in (highest, other))
-        changes = Counter(now)
-        changes.subtract(before)
-        changed = [place for place in changes if changes[place]]
-        changed.sort(key=lambda place: -abs(changes[place]))
-        for place in changed[:_MOST_DIFFERENCES]:
-            sizes = f"{format_with_unit(before[place])} -> {format_with_unit(now[place])}"
-            at = "" if place == _BEFORE else "at "
-            yield from wrapped(f"{_signed(changes[place])} ({sizes}) {at}{place}", width, "  ")
-        if len(changed) > _MOST_DIFFERENCES:
-            yield f"  and {counted(len(changed) - _MOST_DIFFERENCES, 'smaller difference')}"
-
-
-def _by_place(holdings: Sequence[Holding], counts_all: bool) -> Counter[str]:
-    """Return the bytes of each place; without `counts_all`, only what the region has allocated."""
-    sizes: Counter[str] = Counter()
-    for holding in holdings:
-        if counts_all or not holding.before_region:
-            sizes[_place_of(holding)] += holding.bytes
-    return sizes
-
-
-def _place_of(holding: Holding) -> str:
-    if holding.before_region:
-        return _BEFORE
-    module = f", in {holding.module}" if holding.module else ""
-    return f"{holding.made_at or holding.inside or 'unknown code'}{module}"
-
-
-def _signed(size: float) -> str:
-    return f"{'+' if size > 0 else ''}{format_with_unit(size)}"
-
-
 WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
 _BARS = 40
@@ -80,6 +25,8 @@ _MOST_LABEL = 20
 _MOST_GROUPS = 4
 _MOST_COMPARED = 3
 _MOST_FRAMES = 4
+_MOST_DIFFERENCES = 6
+_BEFORE = "allocated before the region"
 
 
 def render(
@@ -164,9 +111,60 @@ def compared(
         yield from explanation(Breach("", 0, value, "", name), record, width)
     for figure in dict.fromkeys(name for name, _ in largest_first):
         records = [record for name, record in explained if name == figure]
-        yield from difference_lines(figure, records, width)
+        yield from _difference_lines(figure, records, width)
     if len(explained) > _MOST_COMPARED:
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
+
+
+def _difference_lines(figure: str, records: Sequence[RegionRecord], width: int) -> Iterator[str]:
+    """Yield lines about the regions whose `figure` a failed assertion has compared.
+
+    The region with the highest figure is compared with each other one, largest difference first.
+    Nothing is yielded for a single region, or for a figure that no storages explain.
+
+    Args:
+        figure: its name.
+        records: the regions, with what explains the figure.
+        width: characters of a line.
+    """
+    field = FIGURES[figure].explained_by
+    highest, *others = sorted(records, key=lambda record: -getattr(record, figure))
+    for other in others if field else ():
+        more = getattr(highest, figure) - getattr(other, figure)
+        names = f"region {highest.label!r} has {_signed(more)} of {FIGURES[figure].noun}"
+        yield from wrapped(f"{names} compared with region {other.label!r}:", width)
+        counts_all = not FIGURES[figure].above_entry
+        now, before = (_by_place(getattr(it, field), counts_all) for it in (highest, other))
+        changes = Counter(now)
+        changes.subtract(before)
+        changed = [place for place in changes if changes[place]]
+        changed.sort(key=lambda place: -abs(changes[place]))
+        for place in changed[:_MOST_DIFFERENCES]:
+            sizes = f"{format_with_unit(before[place])} -> {format_with_unit(now[place])}"
+            at = "" if place == _BEFORE else "at "
+            yield from wrapped(f"{_signed(changes[place])} ({sizes}) {at}{place}", width, "  ")
+        if len(changed) > _MOST_DIFFERENCES:
+            yield f"  and {counted(len(changed) - _MOST_DIFFERENCES, 'smaller difference')}"
+
+
+def _by_place(holdings: Sequence[Holding], counts_all: bool) -> Counter[str]:
+    """Return the bytes of each place; without `counts_all`, only what the region has allocated."""
+    sizes: Counter[str] = Counter()
+    for holding in holdings:
+        if counts_all or not holding.before_region:
+            sizes[_place_of(holding)] += holding.bytes
+    return sizes
+
+
+def _place_of(holding: Holding) -> str:
+    if holding.before_region:
+        return _BEFORE
+    module = f", in {holding.module}" if holding.module else ""
+    return f"{holding.made_at or holding.inside or 'unknown code'}{module}"
+
+
+def _signed(size: float) -> str:
+    return f"{'+' if size > 0 else ''}{format_with_unit(size)}"
 
 
 def _place(
@@ -201,54 +199,69 @@ def explanation(
     if figure is not None and figure.measured_by == DRIVER:
         yield from wrapped(f"what to do: {figure.advice}", width, "  ")
         return
-    field = _explaining_field(breach)
-    holdings = holdings_of(breach, record)
-    at_peak = field == "at_peak"
-    if field == "grown" and record.timeline:
-        # Relative to the first batch: the level at entry is in blocks, these are requested bytes.
-        first = record.timeline[0].in_use_bytes
-        rises = [sample.in_use_bytes - first for sample in record.timeline]
-        span = f"{format_with_unit(min(rises))} to {format_with_unit(max(rises))}"
-        bars = sparkline(rises, min(_BARS, width - len(span) - 28))
-        yield f"  {bars}  {span} above the first batch"
+    yield from _growth_line(breach, record, width)
     if record.garbage and sentences.part_of_message(record, breach.figure):
         yield "  garbage in reference cycles:"
         for holding in record.garbage[:1]:
             yield from holding_lines(holding, width)
             if holding.hint:
                 yield from wrapped(f"what to do: {holding.hint}", width, "    ")
-    if at_peak and holdings:
-        yield from kinds_lines(record, breach.figure, width)
-        yield "  live at the peak:"
-    given = None
-    inside = [holding for holding in holdings if not holding.before_region]
-    shown = _sites_shown(earlier, record, traced=not at_peak)
-    for holding in inside[:_MOST_GROUPS]:
-        if _site_of(holding) in shown:
-            size = _size_of(holding, traced=not at_peak)
-            yield from wrapped(f"{size}, made at {_line_of(holding)}: as above", width, "  ")
-            continue
-        yield from holding_lines(holding, width, traced=not at_peak)
-        if holding.hint not in (None, given):
-            given = holding.hint
-            yield from wrapped(f"what to do: {given}", width, "    ")
-    rest = inside[_MOST_GROUPS:]
-    if rest:
-        rest_bytes = sum(holding.bytes for holding in rest)
-        yield f"  and {counted(len(rest), 'smaller group')}, {format_exact(rest_bytes)}"
-    for holding in holdings[len(inside) :]:
-        yield from holding_lines(holding, width, traced=not at_peak)
-    advice = (
-        "" if any(holding.hint for holding in inside[:_MOST_GROUPS]) else _advice(breach, record)
-    )
-    if advice:
-        yield from wrapped(f"what to do: {advice}", width, "  ")
+    yield from _group_lines(breach, record, width, earlier)
     yield from wrapped(sentences.sentence(record, breach.figure), width, "  ")
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
         also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
         yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
             yield from holding_lines(holding, width)
+
+
+def _growth_line(breach: Breach, record: RegionRecord, width: int) -> Iterator[str]:
+    """Yield the levels of the batches as a line of bars if the limit is one on growth."""
+    if _explaining_field(breach) != "grown" or not record.timeline:
+        return
+    # Relative to the first batch: the level at entry is in blocks, these are requested bytes.
+    first = record.timeline[0].in_use_bytes
+    rises = [sample.in_use_bytes - first for sample in record.timeline]
+    span = f"{format_with_unit(min(rises))} to {format_with_unit(max(rises))}"
+    bars = sparkline(rises, min(_BARS, width - len(span) - 28))
+    yield f"  {bars}  {span} above the first batch"
+
+
+def _group_lines(
+    breach: Breach, record: RegionRecord, width: int, earlier: Sequence[Breach]
+) -> Iterator[str]:
+    """Yield lines about the storages that a limit counts, and what to do.
+
+    Groups that the region allocated come first, then what was live before it.
+    """
+    holdings = holdings_of(breach, record)
+    # Nobody searched for references to what was live at the peak: much of it was freed since.
+    traced = is_traced(breach)
+    if holdings and not traced:
+        yield from kinds_lines(record, breach.figure, width)
+        yield "  live at the peak:"
+    hint_shown = None
+    inside = [holding for holding in holdings if not holding.before_region]
+    shown = _sites_shown(earlier, record, traced=traced)
+    for holding in inside[:_MOST_GROUPS]:
+        if _site_of(holding) in shown:
+            place = holding.created_at[0].partition(" in ")[0]  # without the function's name
+            size = _size_of(holding, traced=traced)
+            yield from wrapped(f"{size}, made at {place}: as above", width, "  ")
+            continue
+        yield from holding_lines(holding, width, traced=traced)
+        if holding.hint not in (None, hint_shown):
+            hint_shown = holding.hint
+            yield from wrapped(f"what to do: {hint_shown}", width, "    ")
+    rest = inside[_MOST_GROUPS:]
+    if rest:
+        rest_bytes = sum(holding.bytes for holding in rest)
+        yield f"  and {counted(len(rest), 'smaller group')}, {format_exact(rest_bytes)}"
+    for holding in holdings[len(inside) :]:
+        yield from holding_lines(holding, width, traced=traced)
+    if not any(holding.hint for holding in inside[:_MOST_GROUPS]):
+        advice = _advice(breach, record)
+        yield from wrapped(f"what to do: {advice}", width, "  ") if advice else ()
 
 
 def _sites_shown(
@@ -261,22 +274,17 @@ def _sites_shown(
         record: the region.
         traced: whether only those count that were shown with what references them.
     """
-    found: set[tuple[object, ...]] = set()
+    sites: set[tuple[object, ...]] = set()
     for number, breach in enumerate(earlier):
         if is_explained(breach, earlier[:number]) and (is_traced(breach) or not traced):
             holdings = (each for each in holdings_of(breach, record) if not each.before_region)
-            found.update(map(_site_of, islice(holdings, _MOST_GROUPS)))
-    return found - {()}
+            sites.update(map(_site_of, islice(holdings, _MOST_GROUPS)))
+    return sites - {()}
 
 
 def _site_of(holding: Holding) -> tuple[object, ...]:
     """Return what is equal for storages that were made in one place; empty if it is unknown."""
     return (holding.created_at[0], holding.code) if holding.created_at else ()
-
-
-def _line_of(holding: Holding) -> str:
-    """Return file and line of the innermost frame, without the name of its function."""
-    return holding.created_at[0].partition(" in ")[0]
 
 
 def _advice(breach: Breach, record: RegionRecord) -> str:
@@ -303,8 +311,8 @@ def holdings_of(breach: Breach, record: RegionRecord) -> tuple[Holding, ...]:
     figure = FIGURES.get(breach.figure)
     if figure is not None and figure.measured_by == PROCESS:
         return process.holdings_of(record)
-    found: tuple[Holding, ...] = getattr(record, _explaining_field(breach))
-    return found
+    holdings: tuple[Holding, ...] = getattr(record, _explaining_field(breach))
+    return holdings
 
 
 def is_traced(breach: Breach) -> bool:

@@ -54,7 +54,15 @@ def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None)
 
 
 def kinds_lines(record: RegionRecord, figure: str, width: int, indent: str = "  ") -> Iterator[str]:
-    """Yield the shares of the kinds of memory at the peak, as lines that end after a percentage."""
+    """Yield the shares of the kinds of memory at the peak, as lines that end after a percentage.
+
+    Args:
+        record: the region.
+        figure: the figure that is explained, as for :func:`.kinds.line`.
+        width: characters of a line.
+        indent: start of the first line.
+    """
+    # Lines are not wrapped at a no-break space, so that a number and its sign stay together.
     joined = kinds.line(record, figure).replace(" %", "\N{NO-BREAK SPACE}%")
     for text in wrapped(joined, width, indent):
         yield text.replace("\N{NO-BREAK SPACE}", " ")
@@ -75,7 +83,12 @@ def laid_out(rows: Sequence[Sequence[str]], left: Collection[str]) -> list[str]:
 
 
 def fitted(names: Sequence[str], room: int) -> list[str]:
-    """Shorten names to `room` characters, at least 8; names that differ stay different."""
+    """Shorten names that are too long; names that differ stay different.
+
+    Args:
+        names: names of regions, in the order in which they are returned.
+        room: characters of a name; at least 8 are used.
+    """
     room = max(8, room)
     shown = {name: name for name in names if len(name) <= room}
     used = set(shown.values())

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import WARNED, Result
-from pytest_cka_memory.reports import markdown, summary
-from pytest_cka_memory.reports.escapes import one_line, shorten
+from pytest_cka_memory.reports import summary
+from pytest_cka_memory.reports.escapes import command_message, command_property, one_line, shorten
 from pytest_cka_memory.reports.summary import Problem
 from pytest_cka_memory.reports.tables import provenance_of
 from pytest_cka_memory.reports.terminal import why_incomplete
@@ -25,11 +25,6 @@ _EXCUSED = ("xfailed", "xpassed", "skipped")
 PathOf = Callable[[str], str | None]
 
 
-def job_summary(report: Report) -> str:
-    """Return the report as Markdown, as long as GitHub accepts."""
-    return markdown.render(report, markdown.JOB_SUMMARY_CHARACTERS)
-
-
 def annotations(report: Report, path_of: PathOf) -> list[str]:
     """Return one command per line: errors for failures, worst first, then warnings.
 
@@ -39,29 +34,27 @@ def annotations(report: Report, path_of: PathOf) -> list[str]:
         report: the session.
         path_of: returns the path in the repository of a test's file, or None.
     """
-    errors = [*_session_errors(report), *_breaches(report, path_of, "BREACH", "error")]
+    errors = [command("error", text, title="memory gate failed") for text in report.problems]
+    errors += _breaches(report, path_of, "BREACH", "error")
     broken = _breaches(report, path_of, WARNED, "warning")
     warnings = [*broken, *_warnings(report, path_of)]
     return [*_bounded(errors, "error"), *_bounded(warnings, "warning")]
 
 
 def command(kind: str, message: str, **properties: object) -> str:
-    """Return one workflow command, without the properties that are None."""
-    given = [f"{key}={_property(str(v))}" for key, v in properties.items() if v is not None]
-    return f"::{kind} {','.join(given)}::{_data(message)}"
+    """Return one workflow command, without the properties that are None.
 
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _session_errors(report: Report) -> Iterator[str]:
-    for problem in report.problems:
-        yield command("error", problem, title="memory gate failed")
+    Args:
+        kind: ``error`` or ``warning``.
+        message: any text; may have several lines.
+        properties: such as ``file``, ``line`` and ``title``.
+    """
+    pairs = [
+        f"{key}={command_property(str(value))}"
+        for key, value in properties.items()
+        if value is not None
+    ]
+    return f"::{kind} {','.join(pairs)}::{command_message(message)}"
 
 
 def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Iterator[str]:
@@ -90,8 +83,7 @@ def _cut(holders: Sequence[str]) -> Sequence[str]:
 
 def _excess_bytes(problem: Problem) -> float:
     """Return the bytes above the limit, over all batches; infinite if it was not judged."""
-    breaches = (b for b in problem.result.breaches if b.message == problem.sentence)
-    breach = next(breaches)
+    breach = next(each for each in problem.result.breaches if each.message == problem.sentence)
     if breach.measured_bytes is None:
         return math.inf
     per_batch = breach.figure == "growth_bytes_per_batch"
@@ -124,14 +116,11 @@ def _warnings(report: Report, path_of: PathOf) -> Iterator[str]:
     for reason, count in report.unmeasured.items():
         yield command("warning", f"{counted(count, 'test')}: {reason}", title="memory not measured")
     if report.missing:
-        names = "\n".join(map(one_line, _listed(report.missing)))
+        more = len(report.missing) - _MOST_LINES
+        names = [*map(one_line, report.missing[:_MOST_LINES])]
+        names += [f"and {more:,} more"] if more > 0 else []
         number = f"{counted(len(report.missing), 'test')} without a result"
-        yield command("warning", names, title=f"memory: {number}")
-
-
-def _listed(names: Sequence[str]) -> list[str]:
-    more = [f"and {len(names) - _MOST_LINES:,} more"] if len(names) > _MOST_LINES else []
-    return [*names[:_MOST_LINES], *more]
+        yield command("warning", "\n".join(names), title=f"memory: {number}")
 
 
 def _bounded(commands: Sequence[str], kind: str) -> Iterable[str]:

@@ -1,20 +1,21 @@
-"""Counts, problems and facts of a whole report, for Markdown and the HTML page alike."""
+"""Counts, problems with their causes, and facts of a whole report, for all its formats."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
 from pytest_cka_memory.reports.failure import explanation, holdings_of, is_explained, is_traced
 from pytest_cka_memory.reports.tables import VERDICTS
-from pytest_cka_memory.reports.terminal import garbage_at_peaks, highest, why_incomplete
+from pytest_cka_memory.reports.terminal import extremes, why_incomplete
 from pytest_cka_memory.units import counted, format_with_unit
 
 _MOST_LISTED = 10
+_KEYS = re.compile(r"\[[^]]*\]|\d+")
+"""What differs between names of equal regions: indices, keys and numbers."""
 _T = TypeVar("_T")
 
 
@@ -41,29 +42,29 @@ class Problem(NamedTuple):
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
     """Return the number of regions per verdict, with every verdict as a key."""
-    found = Counter(result.verdict for result in results)
-    return {verdict: found[verdict] for verdict in VERDICTS}
+    counter = Counter(result.verdict for result in results)
+    return {verdict: counter[verdict] for verdict in VERDICTS}
 
 
 def verdict(report: Report) -> str:
     """Return the outcome of a session in one line."""
-    total, found = len(report.results), counts(report.results)
+    total, number = len(report.results), counts(report.results)
     regions = counted(total, "region")
     parts = []
     if not total:
         parts.append("nothing was measured")
-    elif found["BREACH"]:
-        parts.append(f"{found['BREACH']:,} of {regions} broke a limit")
-    elif found["no limit"] == total:
+    elif number["BREACH"]:
+        parts.append(f"{number['BREACH']:,} of {regions} broke a limit")
+    elif number["no limit"] == total:
         parts.append(f"{regions} measured, no limits set")
-    elif found["ok"]:
-        kept = "" if found["ok"] == total else f"{found['ok']:,} of "
+    elif number["ok"]:
+        kept = "" if number["ok"] == total else f"{number['ok']:,} of "
         parts.append(f"{kept}{regions} kept every limit")
-    elif not found["not judged"] and not found[WARNED]:
+    elif not number["not judged"] and not number[WARNED]:
         parts.append(f"{regions} measured")
-    parts += [f"{counted(found[WARNED], 'warning')}"] if found[WARNED] else []
-    parts += [f"{found[KNOWN]:,} {KNOWN}"] if found[KNOWN] else []
-    parts += [f"{found['not judged']:,} not judged"] if found["not judged"] else []
+    parts += [f"{counted(number[WARNED], 'warning')}"] if number[WARNED] else []
+    parts += [f"{number[KNOWN]:,} {KNOWN}"] if number[KNOWN] else []
+    parts += [f"{number['not judged']:,} not judged"] if number["not judged"] else []
     parts += [f"{counted(len(report.missing), 'test')} without a result"] if report.missing else []
     parts += [f"{sum(report.unmeasured.values())} not measured"] if report.unmeasured else []
     return ", ".join(parts)
@@ -88,17 +89,26 @@ def first_of_each(items: Iterable[_T], key: Callable[[_T], Hashable]) -> list[_T
     """Return `items` with the first one of each key before any second one, and so on.
 
     A list that is cut then leaves out no test while it has two entries of another.
+
+    Args:
+        items: in the order in which those of one key stay.
+        key: returns what must be represented, such as the test of a region.
     """
     turns: Counter[Hashable] = Counter()
-    found = []
+    in_turns = []
     for item in items:
-        found.append((turns[key(item)], item))
+        in_turns.append((turns[key(item)], item))
         turns[key(item)] += 1
-    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+    return [item for _, item in sorted(in_turns, key=lambda pair: pair[0])]
 
 
 def cut(items: Sequence[_T], most: int, key: Callable[[_T], Hashable]) -> Sequence[_T]:
-    """Return `items`, or `most` of them as :func:`first_of_each` orders them if there are more."""
+    """Return `items`, or `most` of them as :func:`first_of_each` orders them if there are more.
+
+    Example:
+        >>> cut(["a1", "a2", "b1"], 2, key=lambda item: item[0])
+        ['a1', 'b1']
+    """
     return items if len(items) <= most else first_of_each(items, key)[:most]
 
 
@@ -112,8 +122,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     versions = {"torch": "torch", "CUDA": "cuda", "Python": "python", "plugin": "plugin"}
     known = [f"{name} {session[key]}" for name, key in versions.items() if session.get(key)]
     yield "versions", ", ".join(known)
-    yield from (("highest level", text.partition(": ")[2]) for text in highest(report.results))
-    yield from (("garbage", text.partition(": ")[2]) for text in garbage_at_peaks(report.results))
+    yield from extremes(report.results)
     yield "started", str(session.get("started"))
     for reason, count in list(report.unmeasured.items())[:_MOST_LISTED]:
         yield "not measured", f"{counted(count, 'test')}: {reason}"
@@ -121,9 +130,6 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "no result", nodeid
     if len(report.missing) > _MOST_LISTED:
         yield "no result", f"and {len(report.missing) - _MOST_LISTED:,} more"
-
-
-_KEYS = re.compile(r"\[[^]]*\]|\d+")
 
 
 class Cause(NamedTuple):
@@ -137,16 +143,16 @@ class Cause(NamedTuple):
     def parts(self) -> list[tuple[str, str]]:
         """Words and the code that follows them: ``held by`` and ``net.CACHE``."""
         held, made = self.holding.held_by, self.holding.created_at
-        found = [("held by", held)] if held else []
+        parts = [("held by", held)] if held else []
         if self.traced and not held:
-            found = [("no Python reference was found", "")]
+            parts = [("no Python reference was found", "")]
         if made:
-            found.append(("made at", made[0]))
+            parts.append(("made at", made[0]))
         if self.holding.module:
-            found.append(("in", self.holding.module))
+            parts.append(("in", self.holding.module))
         if self.holding.code:
-            found.append(("by", self.holding.code))
-        return found
+            parts.append(("by", self.holding.code))
+        return parts
 
     @property
     def line(self) -> str:
@@ -182,16 +188,13 @@ class ProblemGroup(NamedTuple):
         return tuple(each for each in result.breaches if result.verdict_of(each) == verdict)
 
 
-def cause_of(breach: Breach, record: RegionRecord) -> Cause | None:
-    """Return the largest group that was allocated in the region; None if none is known."""
-    inside = [holding for holding in holdings_of(breach, record) if not holding.before_region]
-    return Cause(inside[0], is_traced(breach)) if inside else None
-
-
 def first_cause(result: Result) -> Cause | None:
-    """Return the cause of the first broken limit that has one."""
-    found = (cause_of(breach, result.record) for breach in result.breaches)
-    return next((cause for cause in found if cause is not None), None)
+    """Return the largest group that the region allocated, of the first limit that has one."""
+    for breach in result.breaches:
+        for holding in holdings_of(breach, result.record):
+            if not holding.before_region:
+                return Cause(holding, is_traced(breach))
+    return None
 
 
 def problem_groups(results: Sequence[Result]) -> list[ProblemGroup]:
@@ -199,33 +202,36 @@ def problem_groups(results: Sequence[Result]) -> list[ProblemGroup]:
     groups: dict[tuple[object, ...], list[tuple[Problem, ...]]] = {}
     for verdict in VERDICTS[: VERDICTS.index(KNOWN) + 1]:
         for result in results:
-            found = tuple(p for p in problems([result]) if p.verdict == verdict)
-            if found:
-                groups.setdefault(_key(found), []).append(found)
-    return sorted(map(_group, groups.values()), key=_place)
+            own = tuple(p for p in problems([result]) if p.verdict == verdict)
+            if own:
+                groups.setdefault(_key(own), []).append(own)
+
+    def place(group: ProblemGroup) -> tuple[int, int]:
+        # Equally urgent groups are sorted by the peak of their worst region.
+        return VERDICTS.index(group.problems[0].verdict), -group.result.record.peak_bytes
+
+    return sorted(map(_group, groups.values()), key=place)
 
 
-def _place(group: ProblemGroup) -> tuple[int, int]:
-    """Return what sorts groups by how urgent they are, then by the peak of their worst region."""
-    return VERDICTS.index(group.problems[0].verdict), -group.result.record.peak_bytes
-
-
-def _key(found: Sequence[Problem]) -> tuple[object, ...]:
-    limits = tuple(problem.limit for problem in found)
-    cause = None if found[0].verdict == "not judged" else first_cause(found[0].result)
+def _key(own: Sequence[Problem]) -> tuple[object, ...]:
+    """Return what the problems of equal regions have in common."""
+    limits = tuple(problem.limit for problem in own)
+    cause = None if own[0].verdict == "not judged" else first_cause(own[0].result)
     if cause is None:
-        return (found[0].verdict, limits, *(problem.sentence for problem in found))
-    return (found[0].verdict, limits, *cause.key)
+        return (own[0].verdict, limits, *(problem.sentence for problem in own))
+    return (own[0].verdict, limits, *cause.key)
 
 
 def _group(members: Sequence[tuple[Problem, ...]]) -> ProblemGroup:
-    worst = max(members, key=lambda found: max(_excesses(found[0].result), default=0.0))
-    results = tuple(found[0].result for found in members)
+    def excess(own: tuple[Problem, ...]) -> float:
+        excesses = (
+            breach.measured_bytes - breach.allowed_bytes
+            for breach in own[0].result.breaches
+            if breach.measured_bytes is not None
+        )
+        return max(excesses, default=0.0)
+
+    worst = max(members, key=excess)
+    results = tuple(own[0].result for own in members)
     judged = worst[0].verdict != "not judged"
     return ProblemGroup(worst, results, first_cause(worst[0].result) if judged else None)
-
-
-def _excesses(result: Result) -> Iterator[float]:
-    for breach in result.breaches:
-        if breach.measured_bytes is not None:
-            yield breach.measured_bytes - breach.allowed_bytes

@@ -59,6 +59,7 @@ def choice_of(text: str) -> RowChoice:
             f"cannot use {text!r}; write a number of rows, a column, or both: 20, retained, "
             f"20:retained or all; the columns are {columns}"
         )
+    # A plain "all" is the only choice that keeps the order of the tests.
     most = None if number == _ALL else int(number or MOST)
     return RowChoice(most, figure, is_sorted=number != _ALL or bool(name))
 
@@ -83,7 +84,12 @@ def chosen(results: Sequence[Result], choice: RowChoice, elsewhere: str) -> Chos
 
 
 def by_alarm(results: Sequence[Result], figure: Figure = FIGURES["peak_bytes"]) -> list[Result]:
-    """Return results by how urgent their verdict is, then by a figure, the largest first."""
+    """Return results by how urgent their verdict is, then by a figure, the largest first.
+
+    Args:
+        results: the regions.
+        figure: regions in which it is unknown are the last of their verdict.
+    """
 
     def place(result: Result) -> tuple[int, float]:
         value = getattr(result.record, figure.name)
@@ -98,7 +104,12 @@ def known_columns(results: Sequence[Result]) -> list[Figure]:
 
 
 def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:
-    """Return heading and text of every column of a region but its name."""
+    """Return heading and text of every column of a region but its name.
+
+    Args:
+        result: the region.
+        columns: the figures; a sparkline of the levels and the verdict follow them.
+    """
     record = result.record
     texts = {figure.column: format_size(figure.shown_value(record)) for figure in columns}
     if "batches" in texts:  # a number, not a size
@@ -111,12 +122,21 @@ def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:
 
 
 def sparkline(levels: Sequence[float], width: int = 8) -> str:
-    """Return levels as a line of at most `width` bars, evenly sampled."""
+    """Return levels as a line of bars, the lowest level as the lowest bar.
+
+    Args:
+        levels: bytes after each batch.
+        width: most bars; of more levels, evenly spaced ones are shown.
+
+    Example:
+        >>> sparkline([0, 7, 3])
+        '▁█▄'
+    """
     if not levels:
         return ""
     step = max(1, len(levels) / width)
     shown = [levels[min(len(levels) - 1, int(i * step))] for i in range(min(width, len(levels)))]
-    shown[-1] = levels[-1]
+    shown[-1] = levels[-1]  # exactly, because a leak shows at the end
     low, high = min(shown), max(shown)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((level - low) * scale)] for level in shown)

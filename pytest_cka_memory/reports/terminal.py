@@ -238,7 +238,11 @@ def legend(
 ) -> list[Line]:
     """Return device, meter, what the figures leave out, and what the columns mean.
 
-    By default these are all columns of `results`.
+    Args:
+        session: device, versions, meter and notes, as reports have them.
+        results: every region, also those that a table leaves out.
+        width: characters of a line.
+        columns: the printed figures; by default all that `results` have.
     """
     versions = [f"torch {session['torch'] or 'not imported'}"]
     meanings = legend_of(known_columns(results) if columns is None else columns)
@@ -248,29 +252,23 @@ def legend(
         *sentence(device, width),
         *sentence(f"meter: {session['meter']}", width),
         *(line for note in session["notes"] for line in sentence(note, width, indent="  ")),
-        *(line for text in highest(results) for line in sentence(text, width)),
-        *(line for text in garbage_at_peaks(results) for line in sentence(text, width)),
+        *(line for name, text in extremes(results) for line in sentence(f"{name}: {text}", width)),
         *map(Line, wrapped(meanings, min(width, _PROSE_WIDTH), hanging="")),
     ]
 
 
-def highest(results: Sequence[Result]) -> list[str]:
-    """Return a sentence about the region with the highest level of a session, if there are two."""
+def extremes(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """Yield name and sentence of what one region of a session has most of: level and garbage."""
     completed = [result for result in results if result.record.completed]
-    if len(completed) < 2:
-        return []
-    most = max(completed, key=lambda result: result.record.peak_bytes)
-    return [f"highest level: {format_with_unit(most.record.peak_bytes)} in {most.name}"]
-
-
-def garbage_at_peaks(results: Sequence[Result]) -> list[str]:
-    """Return a sentence about the region with the most garbage at its peak, if there is one."""
-    found = [result for result in results if sentences.note_on_peak(result.record)]
-    if not found:
-        return []
-    most = max(found, key=lambda result: sentences.bytes_at_peak(result.record))
-    others = f" (and in {counted(len(found) - 1, 'other region')})" if len(found) > 1 else ""
-    return [f"garbage: {sentences.note_on_peak(most.record)}, in {most.name}{others}"]
+    if len(completed) > 1:
+        most = max(completed, key=lambda result: result.record.peak_bytes)
+        yield "highest level", f"{format_with_unit(most.record.peak_bytes)} in {most.name}"
+    littered = [result for result in results if sentences.note_on_peak(result.record)]
+    if littered:
+        most = max(littered, key=lambda result: sentences.bytes_at_peak(result.record))
+        others = counted(len(littered) - 1, "other region")
+        also = f" (and in {others})" if len(littered) > 1 else ""
+        yield "garbage", f"{sentences.note_on_peak(most.record)}, in {most.name}{also}"
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
@@ -282,7 +280,7 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
     """
     width = min(width, _PROSE_WIDTH)
     lines = []
-    for (verdict, text), group in groupby(_found(results), key=lambda found: found[:2]):
+    for (verdict, text), group in groupby(_findings(results), lambda row: row[:2]):
         colour, names = _COLOURS[verdict], [name for *_, name in group]
         more = len(names) - _MAX_NAMED if verdict == "not judged" else 0
         named = names[:_MAX_NAMED] if more > 0 else names
@@ -297,12 +295,12 @@ def kinds_at_peaks(results: Sequence[Result], width: int = 100) -> list[Line]:
     width = min(width, _PROSE_WIDTH)
     lines = []
     for result in results:
-        found = list(kinds_lines(result.record, "peak_bytes", width))
-        lines += [Line(one_line(result.name)), *map(Line, found)] if found else []
+        shares = list(kinds_lines(result.record, "peak_bytes", width))
+        lines += [Line(one_line(result.name)), *map(Line, shares)] if shares else []
     return lines
 
 
-def _found(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
+def _findings(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
     """Yield verdict, sentence and region of every finding."""
     for result in results:
         for breach in result.breaches:
@@ -321,7 +319,12 @@ def why_incomplete(result: Result) -> str:
 
 
 def unjudged(results: Sequence[Result], width: int = 100) -> list[Line]:
-    """Return a text per limit that was not judged, for sessions without the table."""
+    """Return a text per limit that was not judged, for sessions without the table.
+
+    Args:
+        results: every region.
+        width: characters of a line.
+    """
     counts = Counter((u.limit, u.reason) for result in results for u in result.unjudged)
     lines = [
         line

@@ -186,7 +186,7 @@ RENDERERS = {
     "html": page.render,
     "markdown": markdown.render,
     "github": lambda report: "\n".join(github.annotations(report, lambda file: file)),
-    "summary": github.job_summary,
+    "summary": lambda report: markdown.render(report, markdown.JOB_SUMMARY_CHARACTERS),
 }
 
 

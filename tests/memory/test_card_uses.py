@@ -8,7 +8,6 @@ from reports_made import record
 from pytest_cka_memory.core.card_uses import CardUse, missing_in, uses_of, with_peaks_elsewhere
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import cards
-from pytest_cka_memory.reports import cards as card_page
 from pytest_cka_memory.units import MB
 
 REFUSED = (
@@ -115,7 +114,7 @@ def test_largest_sizes_have_a_column_if_a_test_has_found_one():
         "| `t.py::test_b` | t4 | fits | 1.00 | 2.00 | 98.00 | - |",
     ]
     assert lines[-1].endswith("largest: what cka_memory.largest has found.")
-    assert "<td data-label='Largest'>169, 8</td>" in card_page.as_html(uses)
+    assert "<td data-label='Largest'>169, 8</td>" in cards.as_html(uses)
     assert "largest" not in cards.as_markdown([use("t", "t4", 100, 60)])
 
 
@@ -140,7 +139,7 @@ def test_json_has_every_figure_in_bytes():
 def test_page_has_a_row_for_each_test_and_card():
     """Rows of a test are together; the bar shows the peak, then the reserve above it."""
     fits = CardUse("t.py::test_a", "t4", 100 * MB, 30 * MB, 40 * MB, "fits")
-    page = card_page.as_html(
+    page = cards.as_html(
         [
             fits,
             use("t.py::test_b", "t4", 100, 0, "out of memory", missing_bytes=20 * MB),
@@ -159,7 +158,7 @@ def test_page_has_a_row_for_each_test_and_card():
 
 def test_page_escapes_names_and_messages():
     """A test's name, its message and a placeholder in them are shown, and never interpreted."""
-    page = card_page.as_html(
+    page = cards.as_html(
         [use("t.py::test[<b>{{STYLE}}]", "t4", 100, 0, "failed", message="<script>x</script>")]
     )
     assert page.count("&lt;b&gt;{{STYLE}}") == 2
@@ -169,4 +168,4 @@ def test_page_escapes_names_and_messages():
 
 def test_page_of_no_test():
     """A selection without tests makes a page that says so."""
-    assert "no test ran" in card_page.as_html([])
+    assert "no test ran" in cards.as_html([])

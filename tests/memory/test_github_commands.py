@@ -11,7 +11,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.integrations.github import JobStep, step_of
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports import github
+from pytest_cka_memory.reports import github, markdown
 
 
 def result(nodeid, retained, marker="zero_retention", args=(), completed=True):
@@ -152,7 +152,7 @@ def test_failed_session_is_an_error_and_comes_first_in_the_summary():
     assert commands(report) == [
         "::error title=memory gate failed::0 regions measured, --cka-memory-min-regions=1"
     ]
-    assert "\n**FAILED**: " in github.job_summary(report)
+    assert "\n**FAILED**: " in markdown.render(report, markdown.JOB_SUMMARY_CHARACTERS)
 
 
 @pytest.mark.parametrize(

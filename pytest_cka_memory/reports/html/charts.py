@@ -87,9 +87,15 @@ class GrowthLine(NamedTuple):
 
 
 def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine | None:
-    """Return how the growth of a region is judged; None if it has too few batches."""
-    given = (warmup for breach in breaches if (warmup := _warmup_of(breach)) is not None)
-    judged = judged_growth(record.timeline, next(given, 1))
+    """Return how the growth of a region is judged; None if it has too few batches.
+
+    Args:
+        record: the region.
+        breaches: its broken limits. The first one on growth says how many batches are warm-up; it
+            is one batch if there is none.
+    """
+    warmups = (warmup for breach in breaches if (warmup := _warmup_of(breach)) is not None)
+    judged = judged_growth(record.timeline, next(warmups, 1))
     if judged is None:
         return None
     start, end = judged.reference.batch - 1, judged.last.batch - 1
@@ -110,8 +116,12 @@ def _warmup_of(breach: Breach) -> int | None:
 
 
 def points(samples: Sequence[Sample]) -> Points:
-    """Reduce a timeline to the highest level and peak of every few batches."""
-    step = -(-len(samples) // _MOST_POINTS) or 1
+    """Reduce a timeline to the highest level and peak of every few batches.
+
+    Args:
+        samples: one for each batch, in their order.
+    """
+    step = -(-len(samples) // _MOST_POINTS) or 1  # rounded up
     groups = [samples[start : start + step] for start in range(0, len(samples), step)]
     return Points(
         [max(s.allocated_bytes for s in group) for group in groups],
@@ -121,8 +131,13 @@ def points(samples: Sequence[Sample]) -> Points:
 
 
 def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitLine]:
-    """Return the limits that can be drawn over a timeline: those on levels and on growth."""
-    found = []
+    """Return the limits that can be drawn over a timeline: those on levels and on growth.
+
+    Args:
+        breaches: the broken limits; those without a measured size are left out.
+        record: the region that broke them.
+    """
+    lines = []
     count = len(record.timeline)
     for breach in breaches:
         allowed = breach.allowed_bytes
@@ -133,14 +148,14 @@ def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitL
         if figure is None:  # of a limit of another plugin
             continue
         if figure.above_entry:
-            found.append(LimitLine(text, allowed, allowed))
+            lines.append(LimitLine(text, allowed, allowed))
         elif figure.explained_by == "grown" and count:
             warmup = _warmup_of(breach)
             start = min(1 if warmup is None else warmup, count - 1)
             base = record.timeline[start].allocated_bytes - record.start_bytes
             rise = allowed * (count - 1 - start)
-            found.append(LimitLine(f"{text} per batch", base, base + rise, start))
-    return _merged(found)
+            lines.append(LimitLine(f"{text} per batch", base, base + rise, start))
+    return _merged(lines)
 
 
 def _merged(lines: Sequence[LimitLine]) -> list[LimitLine]:
@@ -159,7 +174,7 @@ def axis(values: Iterable[float]) -> Axis:
     """Return an axis from 0 or the lowest value to the highest, with ticks at round numbers."""
     known = [0.0, *values]
     low, high = min(known), max(known)
-    high = high if high > low else low + 1
+    high = high if high > low else low + 1  # an axis needs a length, also for a flat line of 0
     unit, factor = next(row for row in _UNITS if max(abs(low), high) >= row[1] or row[1] == 1)
     step = _round_step((high - low) / factor / _TICKS)
     first, last = math.floor(low / factor / step), math.ceil(high / factor / step)
@@ -171,6 +186,7 @@ def axis(values: Iterable[float]) -> Axis:
 def _round_step(step: float) -> float:
     """Return the next of 1, 2, 5, 10, 20, 50 and so on."""
     power = 10.0 ** math.floor(math.log10(step))
+    # Slightly less is enough, because the logarithm and the power are rounded.
     return next(n * power for n in (1, 2, 5, 10) if n * power >= step * 0.999)
 
 
@@ -219,14 +235,14 @@ def chart_of(record: RegionRecord, breaches: Sequence[Breach]) -> Chart | None:
     """Return the chart of a region's timeline; None for a region without batches."""
     if not record.timeline:
         return None
-    found = points(record.timeline)
+    drawn = points(record.timeline)
     lines = limit_lines(breaches, record)
-    sizes = [size - record.start_bytes for size in (*found.levels, *found.peaks)]
+    sizes = [size - record.start_bytes for size in (*drawn.levels, *drawn.peaks)]
     ends = (size for line in lines for size in (line.first, line.last))
     growth = growth_line(record, breaches)
     judged = () if growth is None else (growth.reference, growth.last)
     scale = axis([*sizes, *ends, *judged])
-    return Chart(scale, found, lines, record.start_bytes, len(record.timeline), growth)
+    return Chart(scale, drawn, lines, record.start_bytes, len(record.timeline), growth)
 
 
 def timeline(chart: Chart) -> Iterator[str]:
@@ -282,11 +298,19 @@ def _path(shares: Sequence[float], name: str) -> str:
 
 
 def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
-    """Yield a figure of the bytes that a limit counts, as a bar with a part for each owner."""
+    """Yield a figure of the bytes that a limit counts, as a bar with a part for each owner.
+
+    Nothing is yielded if the limit could not be measured, or if nothing is known of the bytes.
+
+    Args:
+        breach: the broken limit.
+        record: the region that broke it.
+    """
     holdings = holdings_of(breach, record)
     is_peak = holdings is record.at_peak
     if not holdings or breach.measured_bytes is None:
         return
+    # Limits on a peak allow an increase, but what is live at the peak includes the level at entry.
     start = record.start_bytes if is_peak else 0
     total = max(start + breach.measured_bytes, sum(holding.bytes for holding in holdings))
     limit = start + breach.allowed_bytes

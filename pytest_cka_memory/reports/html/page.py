@@ -55,6 +55,7 @@ def render(report: Report) -> str:
     timeline = timeline_section(report)
     holders = "\n".join(holder_section(report.results))
     more = {"timeline.css": timeline, "paths.css": holders}
+    # A page without these sections is much smaller without their styles.
     styles = ["page.css", *(name for name, part in more.items() if part)]
     links = {
         '<a href="#regions">All regions</a> ': report.results,
@@ -93,7 +94,7 @@ def _notices(report: Report, notice: str) -> Iterator[str]:
 def _data(
     report: Report, groups: Sequence[ProblemGroup], columns: Sequence[Figure]
 ) -> dict[str, Any]:
-    # By identity, because a test may have measured the same region twice.
+    # By identity, not by name, because a test may have measured the same region twice.
     numbers = {
         id(result): number
         for number, group in enumerate(groups)

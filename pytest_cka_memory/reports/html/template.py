@@ -29,18 +29,23 @@ def fill(name: str, parts: Mapping[str, str]) -> str:
 
     Works in one pass, so that text from tests is never searched for placeholders.
 
+    Args:
+        name: a file beside this module.
+        parts: HTML for each placeholder, which may have more than the template needs.
+
     Raises:
         KeyError: if `parts` lacks a placeholder of the template.
     """
     head, *rest = text_of(name).split("{{")
     filled = [head]
-    for piece in rest:
-        placeholder, _, following = piece.partition("}}")
+    for text_after in rest:
+        placeholder, _, following = text_after.partition("}}")
         filled += [parts[placeholder], following]
     return "".join(filled)
 
 
 def embedded(data: Any) -> str:
     """Return JSON for a script element, which a ``<`` in any text could otherwise end."""
+    # ASCII only, so that no text depends on how a browser decodes the page.
     plain = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
