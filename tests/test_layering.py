@@ -29,7 +29,7 @@ PICTURES = {
         loading
         activation
         triton
-        values         objects
+        values
         preparation
         torch_private  triton_private tried_torch
         torch_versions cards          threads        imports

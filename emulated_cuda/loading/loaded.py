@@ -150,10 +150,10 @@ def _prepare_torch() -> None:
     preparation.leave_out(_library.path)
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
-        from emulated_cuda import objects
+        from emulated_cuda.values import collectives
 
         preparation.refuse_calls()
-        objects.send_over_gloo()
+        collectives.send_over_gloo()
 
 
 def prepare(library: str) -> None:
