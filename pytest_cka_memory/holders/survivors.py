@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, live_of
@@ -46,6 +46,7 @@ from pytest_cka_memory.holders.unreached import UnreachedTree, find_unreached
 _MANY = 100_000
 """Storages that are explained without a word."""
 _AFTER_SECONDS = 2
+_IS_OWN = methodcaller("startswith", OWN_FOLDERS)  # of a file whose frames are not the user's
 
 Write = Callable[[str], None]
 """Shows one line to the user."""
@@ -443,11 +444,7 @@ def _roots(
         Root("", " (the test's)" if name == "self" else " (a fixture)", {name: value})
         for name, value in named_values.items()
     ]
-    ended = [] if error is None else traceback_roots(error, _is_own)
-    roots = [*ended, *frame_roots(_is_own), context_root(), signal_root(), *module_roots()]
+    ended = [] if error is None else traceback_roots(error, _IS_OWN)
+    roots = [*ended, *frame_roots(_IS_OWN), context_root(), signal_root(), *module_roots()]
     early = [*named_roots, *(root for root in roots if not root.is_library)]
     return early, [root for root in roots if root.is_library]
-
-
-def _is_own(filename: str) -> bool:
-    return filename.startswith(OWN_FOLDERS)
