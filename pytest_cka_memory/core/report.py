@@ -1,5 +1,7 @@
 """The report of a session, and how it is built of what every process has sent."""
 
+from __future__ import annotations
+
 import platform
 import sys
 from collections import Counter
@@ -11,11 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.units import counted, format_with_unit
 
 if TYPE_CHECKING:
-    from pytest_cka_memory.core.verdicts import Breach
+    from pytest_cka_memory.core.verdicts import Breach, Result
 
 
 Payload = dict[str, Any]
@@ -114,20 +115,18 @@ class ReportBuilder:
             self._read = None
 
     @property
-    def results(self) -> "list[Result]":
+    def results(self) -> list[Result]:
         """Every region in the order of collection, whichever process ran it; fixtures are last."""
         of_tests, of_fixtures = self._results()
         return [*of_tests, *of_fixtures]
 
     @property
-    def of_fixtures(self) -> "list[Result]":
+    def of_fixtures(self) -> list[Result]:
         """The regions of fixtures: of several workers those that needed most."""
         return self._results()[1]
 
-    def _results(self) -> "tuple[list[Result], list[Result]]":
+    def _results(self) -> tuple[list[Result], list[Result]]:
         if self._read is None:
-            from pytest_cka_memory.core.verdicts import Result
-
             order = sorted(
                 self._regions, key=lambda nodeid: self._expected.get(nodeid, sys.maxsize)
             )
@@ -145,7 +144,7 @@ class ReportBuilder:
             self._read = of_tests, of_fixtures
         return self._read
 
-    def judge_relations(self) -> "list[tuple[Result, Breach]]":
+    def judge_relations(self) -> list[tuple[Result, Breach]]:
         """Judge the relations that have waited for other tests; return those that are broken."""
         waiting, self._relations = self._relations, {}
         if not any(waiting.values()):
@@ -195,7 +194,7 @@ class ReportBuilder:
         for region in data["results"]:
             self._add(region["nodeid"], [region])
 
-    def report(self) -> "Report":
+    def report(self) -> Report:
         """Return all of it as plain data."""
         return Report(
             self._description(),
@@ -242,7 +241,7 @@ def _filled(region: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _outside_note(results: "Iterable[Result]") -> str:
+def _outside_note(results: Iterable[Result]) -> str:
     """Return a note if memory outside torch's allocator rose by more than its reserve did."""
     measured = [(result.name, result.record) for result in results]
     rises = {
@@ -261,7 +260,7 @@ def _outside_note(results: "Iterable[Result]") -> str:
     )
 
 
-def _memory_needed(results: "Iterable[Result]") -> int:
+def _memory_needed(results: Iterable[Result]) -> int:
     records = [result.record for result in results]
     return sum(record.peak_increase_bytes + record.retained_bytes for record in records)
 

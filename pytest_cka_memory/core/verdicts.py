@@ -26,6 +26,8 @@ class Breach:
     """Name of the figure that is too high."""
     warns: bool = False
     """Whether it is only a warning, so that the test does not fail."""
+    warmup: int | None = None
+    """How many batches a limit on growth leaves out; None for every other limit."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return builtin types only."""

@@ -19,6 +19,31 @@ from pytest_cka_memory.limits.figures import (
 from pytest_cka_memory.limits.process import FlatProcess
 from pytest_cka_memory.units import MB, megabytes
 
+__all__ = [
+    "Breach",
+    "FitsCards",
+    "FlatPerBatch",
+    "FlatProcess",
+    "Limit",
+    "Maximum",
+    "Unjudged",
+    "Verdict",
+    "default_limits",
+    "fits",
+    "flat_per_batch",
+    "flat_process_per_batch",
+    "limit_from_marker",
+    "max_cycles_mb",
+    "max_level_mb",
+    "max_outside_mb",
+    "max_peak_mb",
+    "max_process_mb",
+    "max_reserved_mb",
+    "max_retained_mb",
+    "no_cycles",
+    "zero_retention",
+]
+
 SCOPES = ("function", "class", "module")
 """What a limit can be judged over; the first is the default."""
 
@@ -57,32 +82,6 @@ def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return a marker as its user has written it, such as ``max_peak_mb(limit=-1)``."""
     given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
     return f"{name}({', '.join(given)})"
-
-
-__all__ = [
-    "Breach",
-    "FitsCards",
-    "FlatPerBatch",
-    "FlatProcess",
-    "Limit",
-    "Maximum",
-    "Unjudged",
-    "Verdict",
-    "default_limits",
-    "fits",
-    "flat_per_batch",
-    "flat_process_per_batch",
-    "limit_from_marker",
-    "max_cycles_mb",
-    "max_level_mb",
-    "max_outside_mb",
-    "max_peak_mb",
-    "max_process_mb",
-    "max_reserved_mb",
-    "max_retained_mb",
-    "no_cycles",
-    "zero_retention",
-]
 
 
 def _maximum(

@@ -100,7 +100,7 @@ class FlatPerBatch(Limit):
         """Return None or a breach; too few batches are a breach that says how many are missing."""
         growth = growth_bytes_per_batch(record.timeline, self.warmup)
         if growth is None:
-            return Breach(self.text, self.tolerance_bytes, None, self._missing(record), _GROWTH)
+            return self._breach(None, self._missing(record))
         if growth <= self.tolerance_bytes:
             return None
         message = (
@@ -108,7 +108,10 @@ class FlatPerBatch(Limit):
             f"{counted(record.batches, self.unit)}, allowed {format_exact(self.tolerance_bytes)} "
             f"per {self.unit}{part_of_message(record, _GROWTH)}"
         )
-        return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH)
+        return self._breach(growth, message)
+
+    def _breach(self, growth: float | None, message: str) -> Breach:
+        return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH, warmup=self.warmup)
 
     def _missing(self, record: RegionRecord) -> str:
         if not record.timeline:

@@ -31,7 +31,7 @@ MODULES = {
     "holders.owners": set(),
     "holders.references": {"CONSTANT"},
     "holders.survivors": set(),
-    "core.process_limits": {"WORKER", "_FIGURE"},
+    "limits.process": {"WORKER", "_FIGURE"},
     "meters.accelerator.blocks_in_use": set(),
 }
 """The modules that have hints as constants -> constants that are none."""

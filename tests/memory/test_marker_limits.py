@@ -14,6 +14,7 @@ from pytest_cka_memory.limits import (
     Maximum,
     limit_from_marker,
 )
+from pytest_cka_memory.limits.process import lines_about
 from pytest_cka_memory.units import MB
 
 MakeRecord = Callable[..., RegionRecord]
@@ -110,7 +111,7 @@ def test_process_that_grows_by_a_graph_is_told_which(
     """The graph is the advice if torch's tensors do not have most of the rise."""
     process = {"process_start_bytes": MB, "process_peak_bytes": 9 * MB}
     found = record(**process, process_torch_bytes=of_torch, growing_graph=graph)
-    assert process.lines_about(found)[-1].startswith(f"what to do: {advice}")
+    assert lines_about(found)[-1].startswith(f"what to do: {advice}")
 
 
 def test_scope_is_in_the_text_of_the_limit() -> None:

@@ -5,7 +5,6 @@ picture of what keeps memory is as wide as a narrow phone and grows downward for
 """
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ _MOST_POINTS = 200
 """Points of a timeline: more than a line on a screen can show."""
 _TICKS = 4
 _MOST_OWNERS = 6
-_WARMUP = re.compile(r"^flat_per_batch\(.*warmup=(\d+)")
 _UNITS = (("GB", 2**30), ("MB", MB), ("KB", 2**10), ("B", 1))
 _WIDTH = 336
 _LINE = 18
@@ -94,7 +92,7 @@ def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine 
         breaches: its broken limits. The first one on growth says how many batches are warm-up; it
             is one batch if there is none.
     """
-    warmups = (warmup for breach in breaches if (warmup := _warmup_of(breach)) is not None)
+    warmups = (breach.warmup for breach in breaches if breach.warmup is not None)
     judged = judged_growth(record.timeline, next(warmups, 1))
     if judged is None:
         return None
@@ -107,12 +105,6 @@ def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine 
     text = f"growth: {sign}{format_with_unit(growth)} per batch"
     last = reference + growth * (end - start)
     return GrowthLine(judged.first.batch - 1, start, end, reference, last, text)
-
-
-def _warmup_of(breach: Breach) -> int | None:
-    """Return how many batches a limit on growth leaves out; None if its text does not say so."""
-    found = _WARMUP.search(breach.limit)
-    return None if found is None else int(found[1])
 
 
 def points(samples: Sequence[Sample]) -> Points:
@@ -150,8 +142,8 @@ def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitL
         if figure.above_entry:
             lines.append(LimitLine(text, allowed, allowed))
         elif figure.explained_by == "grown" and count:
-            warmup = _warmup_of(breach)
-            start = min(1 if warmup is None else warmup, count - 1)
+            # A report of an older version does not have it; the default is one batch.
+            start = min(1 if breach.warmup is None else breach.warmup, count - 1)
             base = record.timeline[start].allocated_bytes - record.start_bytes
             rise = allowed * (count - 1 - start)
             lines.append(LimitLine(f"{text} per batch", base, base + rise, start))
