@@ -93,10 +93,10 @@ class Kernel:
         """Why it is not computed, if it uses something that has no meaning here."""
         self._codes: dict[str, tuple[Function, list[Code]]] = {}
         try:
-            self._codes = {key: (one, prepare(one.blocks)) for key, one in functions.items()}
+            self._codes = {key: (op, prepare(op.blocks)) for key, op in functions.items()}
         except NotComputed as problem:
             self.problem = problem
-        operations = [one for f in functions.values() for one in all_operations(f.blocks)]
+        operations = [op for f in functions.values() for op in all_operations(f.blocks)]
         self._at_once = _at_once(operations)
 
     @property
@@ -146,11 +146,11 @@ def _at_once(operations: list[Operation]) -> int:
 
     Programs that wait for earlier ones, such as at a lock, run one by one.
     """
-    names = {one.name for one in operations}
+    names = {op.name for op in operations}
     waits = "scf.while" in names and any(name.startswith("tt.atomic") for name in names)
     if waits or names & {"tt.atomic_cas", "tt.atomic_poll"}:
         return 1
-    kinds = (kind for one in operations for kind in one.result_types)
+    kinds = (kind for op in operations for kind in op.result_types)
     largest = max((math.prod(kind.shape) for kind in kinds), default=1)
     return max(1, _ELEMENTS_AT_ONCE // largest)
 

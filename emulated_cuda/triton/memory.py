@@ -311,22 +311,22 @@ def _arrays(shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Any, Any]:
     return array(*shape), array(*steps)
 
 
-def pointee_of(one: Operation) -> Type:
+def pointee_of(op: Operation) -> Type:
     """Return the type of what an operation's first operand points to.
 
     Raises:
         NotComputed: if it is no address.
     """
-    kind = one.operand_types[0]
+    kind = op.operand_types[0]
     if not kind.is_pointer:
-        raise NotComputed(f"{one.name} of {kind.element}")
+        raise NotComputed(f"{op.name} of {kind.element}")
     return kind.pointee
 
 
 @operation("tt.addptr")
-def add_to_address(one: Operation) -> Compute:
+def add_to_address(op: Operation) -> Compute:
     """An address some elements further."""
-    size = pointee_of(one).dtype.itemsize
+    size = pointee_of(op).dtype.itemsize
 
     def compute(
         programs: Programs, address: torch.Tensor, count: torch.Tensor, **out: torch.Tensor
@@ -341,9 +341,9 @@ INTO_OPERANDS["tt.addptr"] = add_to_address
 
 
 @operation("tt.load", "tt.atomic_load")
-def load(one: Operation) -> Compute:
+def load(op: Operation) -> Compute:
     """The elements at addresses; where a mask is false another value."""
-    dtype = pointee_of(one).dtype
+    dtype = pointee_of(op).dtype
 
     def compute(
         programs: Programs, addresses: torch.Tensor, mask: Any = None, other: Any = None
@@ -355,9 +355,9 @@ def load(one: Operation) -> Compute:
 
 
 @operation("tt.store", "tt.atomic_store")
-def store(one: Operation) -> Compute:
+def store(op: Operation) -> Compute:
     """Write elements to addresses where a mask is true."""
-    pointee_of(one)
+    pointee_of(op)
 
     def compute(
         programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None
@@ -375,9 +375,9 @@ def _is_block(addresses: Any) -> bool:
 
 
 @on_progressions("tt.load")
-def load_block(one: Operation) -> Compute:
+def load_block(op: Operation) -> Compute:
     """The elements at addresses of which only the first and the steps are known."""
-    dtype, plain = pointee_of(one).dtype, load(one)
+    dtype, plain = pointee_of(op).dtype, load(op)
 
     def compute(programs: Programs, addresses: Any, mask: Any = None, other: Any = None) -> Any:
         if _is_block(addresses):
@@ -390,9 +390,9 @@ def load_block(one: Operation) -> Compute:
 
 
 @on_progressions("tt.store")
-def store_block(one: Operation) -> Compute:
+def store_block(op: Operation) -> Compute:
     """Write elements to addresses of which only the first and the steps are known."""
-    plain = store(one)
+    plain = store(op)
 
     def compute(programs: Programs, addresses: Any, value: Any, mask: Any = None) -> None:
         if _is_block(addresses):

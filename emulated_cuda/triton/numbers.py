@@ -86,9 +86,9 @@ in_single_precision(
 
 
 @operation("tt.clampf", "math.clampf")
-def clamp(one: Operation) -> Compute:
+def clamp(op: Operation) -> Compute:
     """A number between two others; NaN stays NaN if the operation says so, else it is ignored."""
-    ignores_nan = "none" in one.text
+    ignores_nan = "none" in op.text
 
     def compute(
         programs: Any, value: torch.Tensor, low: torch.Tensor, high: torch.Tensor
@@ -101,29 +101,29 @@ def clamp(one: Operation) -> Compute:
 
 
 @operation("math.sincos")
-def sine_and_cosine(one: Operation) -> Compute:
+def sine_and_cosine(op: Operation) -> Compute:
     """Both of an angle."""
     return lambda programs, value: [torch.sin(value), torch.cos(value)]
 
 
 @operation("math.fpowi")
-def power_of_integer(one: Operation) -> Compute:
+def power_of_integer(op: Operation) -> Compute:
     """A number to the power of an integer."""
     return lambda programs, base, power: torch.pow(base, power.to(base.dtype))
 
 
 @operation("math.ipowi")
-def integer_power(one: Operation) -> Compute:
+def integer_power(op: Operation) -> Compute:
     """An integer to the power of one that is not negative."""
     return lambda programs, base, power: torch.pow(base, power.clamp_min(0))
 
 
 @operation("math.isnan", "math.isinf", "math.isfinite", "math.isnormal")
-def classify(one: Operation) -> Compute:
+def classify(op: Operation) -> Compute:
     """Whether a number is of a kind."""
-    if one.name == "math.isnormal":
+    if op.name == "math.isnormal":
         return lambda programs, a: a.isfinite() & (a.abs() >= torch.finfo(a.dtype).tiny)
-    function: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, one.name[5:])
+    function: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, op.name[5:])
     return lambda programs, a: function(a)
 
 
@@ -140,9 +140,9 @@ _COMPARISONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 
 
 @operation("arith.cmpf")
-def compare_floats(one: Operation) -> Compute:
+def compare_floats(op: Operation) -> Compute:
     """Compare; ``o..`` is false and ``u..`` true if one of the numbers is NaN."""
-    how = one.keyword
+    how = op.keyword
 
     def compute(programs: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.dtype in HALF:
@@ -346,14 +346,14 @@ into_operands({"arith.addi": torch.add, "arith.subi": torch.sub, "arith.muli": t
 
 
 @operation("arith.mului_extended", "arith.mulsi_extended")
-def extended_product(one: Operation) -> Compute:
+def extended_product(op: Operation) -> Compute:
     """The lower and the upper half of a product."""
-    high = high_bits if one.name == "arith.mului_extended" else signed_high_bits
+    high = high_bits if op.name == "arith.mului_extended" else signed_high_bits
     return lambda programs, a, b: [a * b, high(a, b)]
 
 
 @operation("arith.addui_extended")
-def extended_sum(one: Operation) -> Compute:
+def extended_sum(op: Operation) -> Compute:
     """A sum without sign, and whether it wrapped."""
 
     def compute(programs: Any, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
@@ -364,7 +364,7 @@ def extended_sum(one: Operation) -> Compute:
 
 
 @operation("arith.subui_extended")
-def extended_difference(one: Operation) -> Compute:
+def extended_difference(op: Operation) -> Compute:
     """A difference without sign, and whether it wrapped."""
     return lambda programs, a, b: [a - b, ordered(a) < ordered(b)]
 
@@ -384,7 +384,7 @@ COMPARISONS: dict[str, Function] = {
 
 
 @operation("arith.cmpi")
-def compare_integers(one: Operation) -> Compute:
+def compare_integers(op: Operation) -> Compute:
     """Compare integers, or addresses."""
-    function = COMPARISONS[one.keyword]
+    function = COMPARISONS[op.keyword]
     return lambda programs, a, b: function(a, b)

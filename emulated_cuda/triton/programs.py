@@ -51,28 +51,28 @@ def spare_operands(operations: list[Operation], released: list[list[str]]) -> li
     """
     own = {
         name
-        for one in operations
-        if one.name in INTO_OPERANDS or one.name in _TAKES_NEW_MEMORY
-        for name in one.results
+        for op in operations
+        if op.name in INTO_OPERANDS or op.name in _TAKES_NEW_MEMORY
+        for name in op.results
     }
-    for one in operations:
-        if one.name not in INTO_OPERANDS and one.name not in _KEEPS_NO_VIEW:
-            own.difference_update(uses(one))  # a region may give a value as it is
+    for op in operations:
+        if op.name not in INTO_OPERANDS and op.name not in _KEEPS_NO_VIEW:
+            own.difference_update(uses(op))  # a region may give a value as it is
     return [
-        tuple(at for at, name in enumerate(one.operands) if name in own.intersection(names))
-        if _writes_into_operands(one)
+        tuple(at for at, name in enumerate(op.operands) if name in own.intersection(names))
+        if _writes_into_operands(op)
         else ()
-        for one, names in zip(operations, released, strict=True)
+        for op, names in zip(operations, released, strict=True)
     ]
 
 
-def _writes_into_operands(one: Operation) -> bool:
+def _writes_into_operands(op: Operation) -> bool:
     """Whether an operation is computed without a rounding or a conversion after it."""
     return (
-        one.name in INTO_OPERANDS
-        and bool(one.type().shape)
-        and one.type().dtype not in HALF
-        and one.type().element != "i1"
+        op.name in INTO_OPERANDS
+        and bool(op.type().shape)
+        and op.type().dtype not in HALF
+        and op.type().element != "i1"
     )
 
 
@@ -99,19 +99,19 @@ class Step:
     """Values that nothing after this step needs."""
     is_control: bool
 
-    def run(self, programs: Programs, given: list[Any], tensors: list[Any]) -> Any:
+    def run(self, programs: Programs, operands: list[Any], tensors: list[Any]) -> Any:
         """Return the results.
 
         Args:
             programs: those that run.
-            given: the operands.
+            operands: the operands.
             tensors: the same without progressions.
         """
         if self.into_operand is not None:
             for at in self.spare:
-                room = given[at]
+                room = operands[at]
                 if self._takes_result(room) and all(
-                    one.shape[0] <= room.shape[0] for one in tensors
+                    op.shape[0] <= room.shape[0] for op in tensors
                 ):
                     return self.into_operand(programs, *tensors, out=room)
         return self.compute(programs, *tensors)
@@ -153,30 +153,30 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
         name
         for other in blocks
         if other is not block
-        for one in other.operations
-        for name in uses(one)
+        for op in other.operations
+        for name in uses(op)
     }
-    own = {*names, *block.arguments, *(name for one in operations for name in one.results)}
+    own = {*names, *block.arguments, *(name for op in operations for name in op.results)}
     own -= elsewhere.union(uses(end))
     last: dict[str, int] = {}
-    for index, one in enumerate(operations):
-        last.update(dict.fromkeys([*one.results, *uses(one)], index))
+    for index, op in enumerate(operations):
+        last.update(dict.fromkeys([*op.results, *uses(op)], index))
     released: list[list[str]] = [[] for _ in operations]
     for name in own.intersection(last):
         released[last[name]].append(name)
     steps = [
         Step(
-            table.prepare(one),
-            table.ON_PROGRESSIONS[one.name](one) if one.name in table.ON_PROGRESSIONS else None,
-            table.INTO_OPERANDS[one.name](one) if spare else None,
+            table.prepare(op),
+            table.ON_PROGRESSIONS[op.name](op) if op.name in table.ON_PROGRESSIONS else None,
+            table.INTO_OPERANDS[op.name](op) if spare else None,
             spare,
-            one.type().dtype if spare else None,
-            tuple(one.operands),
-            tuple(one.results),
+            op.type().dtype if spare else None,
+            tuple(op.operands),
+            tuple(op.results),
             tuple(released[index]),
-            one.name in table.CONTROL,
+            op.name in table.CONTROL,
         )
-        for index, (one, spare) in enumerate(
+        for index, (op, spare) in enumerate(
             zip(operations, spare_operands(operations, released), strict=True)
         )
     ]
@@ -232,14 +232,14 @@ class Programs:
                 values.pop(name, None)
         return code.end
 
-    def _computed(self, step: Step, given: list[Any]) -> Any:
-        if Progression not in map(type, given):
-            return step.run(self, given, given)
+    def _computed(self, step: Step, operands: list[Any]) -> Any:
+        if Progression not in map(type, operands):
+            return step.run(self, operands, operands)
         if step.on_progressions is not None:
-            results = step.on_progressions(self, *given)
+            results = step.on_progressions(self, *operands)
             if results is not NotImplemented:
                 return results
-        return step.run(self, given, [as_tensor(value) for value in given])
+        return step.run(self, operands, [as_tensor(value) for value in operands])
 
     def given(self, end: Operation, values: Environment) -> list[Any]:
         """Return the values that the end of a block passes on."""

@@ -78,8 +78,8 @@ def _line(place: Place) -> str:
     return f"{line}{code}{inside}"
 
 
-def _added(one: Weight, other: Weight) -> Weight:
-    return one[0] + other[0], one[1] + other[1]
+def _added(weight: Weight, other: Weight) -> Weight:
+    return weight[0] + other[0], weight[1] + other[1]
 
 
 def _largest(labels: Mapping[int, str], weights: Mapping[int, Weight], noun: str) -> Bands:

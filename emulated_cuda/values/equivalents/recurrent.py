@@ -227,8 +227,8 @@ def dropout_state() -> Tensor:
 # ---- Cells ----
 
 
-def _gates(one: Tensor, other: Tensor, bias: Tensor | None, other_bias: Tensor | None) -> Any:
-    with_bias = one if bias is None else one + bias
+def _gates(tensor: Tensor, other: Tensor, bias: Tensor | None, other_bias: Tensor | None) -> Any:
+    with_bias = tensor if bias is None else tensor + bias
     return with_bias, other if other_bias is None else other + other_bias
 
 
