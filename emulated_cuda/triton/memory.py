@@ -18,6 +18,8 @@ from emulated_cuda.triton.progressions import Progression, as_tensor
 from emulated_cuda.triton.table import INTO_OPERANDS, Compute, on_progressions, operation
 
 _functions: Any = None
+_VERBS = {"load": "reads", "store": "writes"}
+"""Function of csrc/accesses.cpp and csrc/blocks.cpp -> what a message says the kernel does."""
 
 
 def functions() -> Any:
@@ -59,7 +61,7 @@ def read_elements(
     addresses, mask = _spread(addresses, mask)
     new = torch.empty if mask is None else torch.zeros
     found = new(addresses.shape, dtype=dtype)
-    _call(programs, "load", "reads", found, addresses, mask, dtype.itemsize)
+    _call(programs, "load", found, addresses, mask, dtype.itemsize)
     return found
 
 
@@ -72,10 +74,11 @@ def write_elements(
         KernelError: if an address is not in memory that a card could write.
     """
     mask = active_mask(programs, mask, addresses.dim())
+    # Also if all programs store the same: each one's store counts, the last wins.
     addresses, values = torch.broadcast_tensors(addresses, values)
     addresses, mask = _spread(addresses, mask)
     values = values.expand(addresses.shape).contiguous()
-    _call(programs, "store", "writes", values, addresses, mask, values.element_size())
+    _call(programs, "store", values, addresses, mask, values.element_size())
 
 
 def atomic(
@@ -151,7 +154,6 @@ def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
 def _call(
     programs: Programs,
     name: str,
-    verb: str,
     values: torch.Tensor,
     addresses: torch.Tensor,
     mask: torch.Tensor | None,
@@ -160,7 +162,7 @@ def _call(
     function = getattr(_functions, f"emulated_{name}")
     count = ctypes.c_int64(addresses.numel())
     index = function(_pointer(values), _pointer(addresses), _pointer(mask), count, size)
-    check(programs, index, verb, addresses, size)
+    check(programs, index, _VERBS[name], addresses, size)
 
 
 def check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, size: int) -> None:
@@ -239,7 +241,7 @@ def read_block(
         found = torch.zeros(shape, dtype=dtype)
     else:
         found = torch.empty(shape, dtype=dtype).copy_(other)
-    _call_for_block(programs, "load", "reads", found, addresses, active, mask)
+    _call_for_block(programs, "load", found, addresses, active, mask)
     return found
 
 
@@ -260,7 +262,7 @@ def write_block(
     active, mask = _active(programs, mask)
     given = [v.shape[0] for v in (addresses.base, active, mask, values) if v is not None]
     values = values.expand(max(given), *addresses.shape).contiguous()
-    _call_for_block(programs, "store", "writes", values, addresses, active, mask)
+    _call_for_block(programs, "store", values, addresses, active, mask)
 
 
 def _active(programs: Programs, mask: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -276,7 +278,6 @@ def _active(programs: Programs, mask: Any) -> tuple[torch.Tensor | None, torch.T
 def _call_for_block(
     programs: Programs,
     name: str,
-    verb: str,
     values: torch.Tensor,
     addresses: Progression,
     active: torch.Tensor | None,
@@ -298,11 +299,11 @@ def _call_for_block(
     index = functions()[f"emulated_{name}_block"](
         ctypes.c_void_p(values.data_ptr()), ctypes.byref(block)
     )
-    if index >= 0:
+    if index >= 0:  # refused: only now are all addresses needed, for the message
         every = addresses.tensor()
-        if len(base) < count and (active is not None or mask is not None or verb == "writes"):
+        if len(base) < count and (active is not None or mask is not None or name == "store"):
             every = every.expand(count, *addresses.shape)
-        check(programs, index, verb, every.contiguous(), size)
+        check(programs, index, _VERBS[name], every.contiguous(), size)
 
 
 @lru_cache(256)
@@ -331,7 +332,7 @@ def add_to_address(op: Operation) -> Compute:
     def compute(
         programs: Programs, address: torch.Tensor, count: torch.Tensor, **out: torch.Tensor
     ) -> torch.Tensor:
-        # torch takes long over two types at once.
+        # torch.add is slow for mixed integer types, so convert first.
         return torch.add(address, count.long(), alpha=size, **out)
 
     return compute

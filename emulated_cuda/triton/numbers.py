@@ -21,7 +21,7 @@ from emulated_cuda.triton.table import (
 
 def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Return ``a * b + c``; that of single precision is rounded once."""
-    if a.dtype is torch.float32:
+    if a.dtype is torch.float32:  # double precision has all digits of a product of two
         return (a.double() * b.double() + c.double()).float()
     return a * b + c
 
@@ -131,7 +131,7 @@ def classify(op: Operation) -> Compute:
 
 _COMPARISONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "eq": torch.eq,
-    "ne": lambda a, b: (a < b) | (a > b),
+    "ne": lambda a, b: (a < b) | (a > b),  # false for NaN, which torch.ne is not
     "lt": torch.lt,
     "le": torch.le,
     "gt": torch.gt,
@@ -145,7 +145,7 @@ def compare_floats(op: Operation) -> Compute:
     how = op.keyword
 
     def compute(programs: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if a.dtype in HALF:
+        if a.dtype in HALF:  # the CPU has no comparison of all of these types
             a, b = a.float(), b.float()
         if how in ("true", "false"):
             return torch.full(torch.broadcast_shapes(a.shape, b.shape), how == "true")
@@ -180,6 +180,7 @@ def unsigned(value: torch.Tensor) -> torch.Tensor:
 
 def ordered(value: torch.Tensor) -> torch.Tensor:
     """Return int64 numbers in whose order the integers without sign are."""
+    # With the upper bit turned, signed numbers are in the order of unsigned ones.
     return value ^ _SIGN if value.dtype is torch.int64 else unsigned(value)
 
 
@@ -187,6 +188,7 @@ def shifted_right(value: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """Shift right, filling with zeros; a shift by the whole size or more gives 0."""
     if value.dtype is not torch.int64:
         return (unsigned(value) >> unsigned(by).clamp(0, 63)).to(value.dtype)
+    # torch shifts int64 with its sign, and a shift by 64 is not defined: both are masked.
     fits = (by >= 0) & (by < 64)
     count = torch.where(fits, by, 63)
     kept = torch.where(count == 0, -1, (1 << (64 - count).clamp(max=63)) - 1)

@@ -30,6 +30,7 @@ def chosen(mask: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tor
     dtype = first.dtype
     if max(first.numel(), second.numel(), mask.numel()) < _FEW or second.dtype is not dtype:
         return torch.where(mask, first, second)
+    # torch.where branches for each element; an exclusive or with the mask does not.
     bits = _BITS[dtype.itemsize]
     base = second.view(bits)
     found = (first.view(bits) ^ base) * mask
@@ -55,6 +56,7 @@ def spare_operands(operations: list[Operation], released: list[list[str]]) -> li
         if op.name in INTO_OPERANDS or op.name in _TAKES_NEW_MEMORY
         for name in op.results
     }
+    # What another operation may return as it is, or a view of it, is not a value's own memory.
     for op in operations:
         if op.name not in INTO_OPERANDS and op.name not in _KEEPS_NO_VIEW:
             own.difference_update(uses(op))  # a region may give a value as it is
@@ -111,7 +113,7 @@ class Step:
             for at in self.spare:
                 room = operands[at]
                 if self._takes_result(room) and all(
-                    op.shape[0] <= room.shape[0] for op in tensors
+                    tensor.shape[0] <= room.shape[0] for tensor in tensors
                 ):
                     return self.into_operand(programs, *tensors, out=room)
         return self.compute(programs, *tensors)
@@ -228,7 +230,7 @@ class Programs:
                     values[names[0]] = results
                 elif names:
                     values.update(zip(names, results, strict=True))
-            for name in step.released:
+            for name in step.released:  # so that its memory serves the next values
                 values.pop(name, None)
         return code.end
 
@@ -236,6 +238,7 @@ class Programs:
         if Progression not in map(type, operands):
             return step.run(self, operands, operands)
         if step.on_progressions is not None:
+            # NotImplemented: the result is no progression, so elements are written after all.
             results = step.on_progressions(self, *operands)
             if results is not NotImplemented:
                 return results
@@ -268,7 +271,7 @@ class Programs:
         waiting: dict[str, torch.Tensor | None] = {codes[0].label: outer}
         returned: list[Any] | None = None
         for code in codes:
-            if code.label not in waiting:
+            if code.label not in waiting:  # no program has jumped there
                 continue
             self.active = waiting[code.label]
             end = self.run(code, values)
@@ -292,7 +295,7 @@ class Programs:
         masks = [self.active]
         if end.name == "cf.cond_br":
             condition = values[end.operands[0]]
-            if len(condition) == 1:
+            if len(condition) == 1:  # the same for all programs: no mask is needed
                 targets = targets[:1] if condition.item() else targets[1:]
             else:
                 masks = [self.narrowed(condition), self.narrowed(~condition)]
@@ -306,6 +309,7 @@ class Programs:
                 values.update(zip(code.arguments, passed, strict=True))
                 waiting[label] = mask
                 continue
+            # Programs meet here that came another way: each keeps the values of its own way.
             for name, value in zip(code.arguments, passed, strict=True):
                 values[name] = value if mask is None else choose(mask, value, values[name])
             before = waiting[label]
@@ -314,7 +318,7 @@ class Programs:
 
 def _positions(ids: torch.Tensor, grid: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
     """Return the positions of programs along each axis of a grid, as int32."""
-    if grid[1] == grid[2] == 1:
+    if grid[1] == grid[2] == 1:  # most grids: two divisions less
         x = ids.int()
         zeros = torch.zeros_like(x)
         return x, zeros, zeros

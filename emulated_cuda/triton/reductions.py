@@ -26,6 +26,7 @@ def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     if not a.dtype.is_floating_point:
         # Products of 8 bits in double precision are exact.
         return torch.matmul(a.double(), b.double()).add_(c.double()).to(c.dtype)
+    # A card adds products of any narrower type in single precision.
     wide = torch.float64 if a.dtype is torch.float64 else torch.float32
     found = torch.matmul(a.to(wide), b.to(wide))
     return found.add_(c.to(wide)).to(c.dtype)
@@ -74,8 +75,8 @@ def _unpacked(value: torch.Tensor, form: str, axis: int) -> torch.Tensor:
         value = value.view(_BYTES[form])
     if form != "e2m1":
         return value.float()
-    bits = value.long() & 255
-    pair = torch.stack((bits & 15, bits >> 4), -1)
+    bits = value.long() & 255  # an int8 may be negative
+    pair = torch.stack((bits & 15, bits >> 4), -1)  # the lower half of a byte comes first
     sizes = torch.tensor(_FP4)[pair & 7]
     numbers = torch.where(pair > 7, -sizes, sizes)
     axis = axis % value.dim()
@@ -87,7 +88,7 @@ def _scales(scale: torch.Tensor, length: int) -> torch.Tensor:
     if scale.dtype.is_floating_point:
         factor = scale.float()
     else:
-        exponent = scale.long() & 255
+        exponent = scale.long() & 255  # E8M0: 255 is NaN (OCP Microscaling Formats, 5.4.1)
         factor = torch.where(
             exponent == 255, torch.nan, torch.exp2(exponent.double() - 127).float()
         )
@@ -100,7 +101,7 @@ Combine = Callable[[Programs, Environment, Values, Values], Values]
 
 def _maximum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
     found = a.amax(axis)
-    if not found.isnan().any():
+    if not found.isnan().any():  # amax gives NaN if any element is NaN; here NaN is ignored
         return found
     found = torch.where(a.isnan(), -torch.inf, a).amax(axis)
     return torch.where(a.isnan().all(axis), torch.nan, found)
