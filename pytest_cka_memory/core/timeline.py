@@ -312,7 +312,7 @@ def _moments(levels: Sequence[int], peak_event: int, events: int, width: int) ->
 
 
 def _consecutive(moments: Sequence[int]) -> list[int]:
-    """Return pairs of a moment and how many follow one another from it, in one list."""
+    """Run-length encode consecutive moments: [first, length, first, length, ...]."""
     runs: list[int] = []
     for moment in moments:
         if runs and runs[-2] + runs[-1] == moment:
