@@ -18,12 +18,12 @@ from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data import Mask, batch_count, batch_tuples, check_masks, sample_count
 from cka.errors import CKAError, CKAWarning, SettingError
 from cka.functional.kernels import RBF, Kernel, check_linear, linear_gram, resolve_kernel
+from cka.functional.resampling import Resampling
 from cka.result import CKAResult
 from cka.running import placement
-from cka.running.estimators import Estimator
+from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
 from cka.running.exact import Exact
-from cka.running.minibatch import Minibatch, SmallerParts
-from cka.running.model_runner import Feed, ModelRunner
+from cka.running.model_runner import ComparedModel, Feed, ModelRunner, check_model, model_names
 from cka.running.placement import (
     device_for,
     eager,
@@ -32,16 +32,7 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
-from cka.running.resamplings import Resamples, Resampling
-from cka.running.run import Outcome, Run, SimultaneousRuns
-from cka.settings import (
-    ComparedModel,
-    EstimatorName,
-    check_model,
-    check_settings,
-    kernel_name,
-    model_names,
-)
+from cka.running.run import Outcome, Resamples, Run, SimultaneousRuns
 
 
 class Progress:
@@ -185,7 +176,9 @@ class CKA:
         self._kernel = resolve_kernel(kernel)
         if estimator == "sampled_neurons":
             check_linear(self._kernel)
-        self._kernel_name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+        self._kernel_name = (
+            kernel if isinstance(kernel, str) else getattr(kernel, "__name__", None) or repr(kernel)
+        )
         self._part_size = hsic_batch_size
         self._reader = OutputReader(pooling or "flatten", pick)
         self._feed = feed
@@ -290,7 +283,9 @@ class CKA:
         advice = self._advice()
         rank = placement.rank() if self._over_ranks else 0
         resamplings = [resamples.of_pair(rank) for _ in pairs]
-        estimators = [self._make_estimator(loaders[0], one.each(), advice) for one in resamplings]
+        estimators = [
+            self._make_estimator(loaders[0], one.requested(), advice) for one in resamplings
+        ]
         modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
             # Not inference_mode: its tensors have no version counter, so an output changed in place

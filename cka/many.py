@@ -16,9 +16,9 @@ from cka.capture.layers import Layers, select
 from cka.comparison import CKA
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.result import CKAResult
+from cka.running.model_runner import ComparedModel, check_model
 from cka.running.placement import unwrap
-from cka.running.resamplings import Resamples
-from cka.settings import ComparedModel, check_model
+from cka.running.run import Resamples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from cka.functional.resamples import Calibration
+    from cka.functional.distributions import Calibration
 
 SavePath = str | os.PathLike[str]
 

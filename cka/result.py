@@ -17,7 +17,7 @@ from torch import Tensor
 from cka import plots
 from cka.capture.layers import format_labels
 from cka.errors import InputError, LayerError
-from cka.functional.resamples import Calibration, Confidence
+from cka.functional.distributions import Calibration, Confidence
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -177,8 +177,13 @@ def cka_with_error(sums: Sums) -> tuple[Tensor, Tensor]:
 
 def cka_scale(sums: Sums) -> Tensor:
     """Return √(Σs11 Σs22), (L1, L2), by which Σs12 is divided; NaN if a factor is negative."""
-    one, two = sums.self1[:, None], sums.self2[None, :]
-    return (one * two).sqrt().masked_fill((one < 0) | (two < 0), torch.nan)
+    return root_of_product(sums.self1[:, None], sums.self2[None, :])
+
+
+def root_of_product(self1: Tensor, self2: Tensor) -> Tensor:
+    """Return √(s11 s22) of HSIC terms of any shapes that broadcast; NaN if a factor is negative."""
+    # Two negative factors have a positive product.
+    return (self1 * self2).sqrt().masked_fill((self1 < 0) | (self2 < 0), torch.nan)
 
 
 def sums_to_vector(sums: Sums) -> Tensor:

@@ -13,9 +13,9 @@ from cka.errors import DoesNotFitError
 from cka.functional.hsic import hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened, scaled_gram
 from cka.functional.precision import full_precision, gram_dtype, sum_dtype
+from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums
 from cka.running.estimators import BatchMeasurements, Measurement
-from cka.running.resamplings import Resampling
 
 # While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
 _COPIES_OF_A_GRAM = 5

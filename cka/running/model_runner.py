@@ -15,7 +15,47 @@ from cka.capture.outputs import LeftOut, OutputReader, TokenTracker
 from cka.data import Mask, find_masks, mask_keywords, model_input, run_model, samples_in, to_device
 from cka.errors import InputError, LayerError
 from cka.running.estimators import Estimator, Measurement
-from cka.running.placement import input_dtype
+from cka.running.placement import input_dtype, unwrap
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """One model of a comparison, with its selected layers and its name."""
+
+    module: nn.Module
+    selection: Selection
+    name: str
+
+
+def check_model(model: object, name: str) -> None:
+    """Check that hooks can be registered on a model.
+
+    Raises:
+        InputError: if it is not a torch.nn.Module; the message contains ``name``.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} must be a torch.nn.Module, got {type(model).__name__}; "
+            "write a Module whose forward calls it"
+        )
+    if isinstance(unwrap(model), torch.jit.ScriptModule):
+        raise InputError(
+            f"{name} is a scripted or traced model ({type(unwrap(model)).__name__}): torch.jit "
+            "calls no hooks of its layers, so their outputs cannot be read; pass the nn.Module "
+            "from which it was made, with the same weights"
+        )
+
+
+def model_names(
+    first: nn.Module, second: nn.Module, given1: str | None, given2: str | None
+) -> tuple[str, str]:
+    """Return the models' names; two models of one class get a number if no name is given."""
+    one, two = type(first).__name__, type(second).__name__
+    if first is second:
+        return given1 or given2 or one, given2 or given1 or one
+    if one == two and given1 is None and given2 is None:
+        return f"{one} 1", f"{two} 2"
+    return given1 or one, given2 or two
 
 
 @dataclass

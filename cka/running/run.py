@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection, format_labels
 from cka.capture.outputs import LeftOut, tensors_in
 from cka.data import samples_in
-from cka.errors import InputError, LayerError
+from cka.errors import InputError, LayerError, SettingError
+from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
 from cka.functional.precision import sum_dtype
-from cka.functional.resamples import Calibration, Confidence, calibrate, confidence
+from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Resampled, Resampling
 from cka.functional.sums import (
-    Exponents,
     Sums,
     cka_with_error,
     highest_exponents,
@@ -31,7 +31,73 @@ from cka.functional.sums import (
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.model_runner import ModelRunner, Rows, merge_rows
-from cka.running.resamplings import Resampled, Resampling, ResamplingsOfPair, factors
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """How the samples of a comparison are resampled."""
+
+    null: int | None
+    """Number of permutations; None for no calibration."""
+    bootstrap: int | None
+    """Number of resamples with replacement; None for no confidence."""
+    seed: int
+    """Seed of what is drawn."""
+
+    @classmethod
+    def checked(
+        cls,
+        null: int | None,
+        bootstrap: int | None,
+        generator: torch.Generator | None,
+        estimator: str,
+    ) -> Resamples:
+        """Return the settings, with a seed from the generator, or 0.
+
+        Raises:
+            SettingError: if ``null`` or ``bootstrap`` is not an integer, or too small, or if there
+                is no bootstrap for the estimator.
+        """
+        for name, count, counted, least in (
+            ("null", null, "permutations", 1),
+            ("bootstrap", bootstrap, "resamples", 2),
+        ):
+            if count is None:
+                continue
+            if not isinstance(count, int) or isinstance(count, bool) or count < least:
+                raise SettingError(
+                    f"{name} must be a number of {counted}, at least {least}, got {count!r}; "
+                    "write e.g. 200"
+                )
+        if bootstrap is not None and estimator == "sampled_neurons":
+            raise SettingError(
+                f"estimator='sampled_neurons' has no bootstrap, got bootstrap={bootstrap}; "
+                "omit it, or use estimator='unbiased'"
+            )
+        # A generator that is not needed keeps its state.
+        if generator is None or (null is None and bootstrap is None):
+            return cls(null, bootstrap, 0)
+        seed = torch.randint(2**53, (), generator=generator, device="cpu")
+        return cls(null, bootstrap, int(seed))
+
+    def of_pair(self, rank: int) -> ResamplingsOfPair:
+        """Return what resamples the batches of one pair of models on a rank."""
+        seed = self.seed + rank  # ranks draw independently of each other
+        return ResamplingsOfPair(
+            None if self.null is None else Resampling(PERMUTATIONS, self.null, seed),
+            None if self.bootstrap is None else Resampling(BOOTSTRAP, self.bootstrap, seed),
+        )
+
+
+class ResamplingsOfPair(NamedTuple):
+    """What resamples the batches of one pair of models; None if it was not requested."""
+
+    permutations: Resampling | None
+    bootstrap: Resampling | None
+
+    def requested(self) -> list[Resampling]:
+        """Return those that were requested."""
+        return [resampling for resampling in self if resampling is not None]
 
 
 @dataclass(frozen=True)
@@ -118,8 +184,8 @@ class Run:
     def close(self) -> None:
         """Release all tensors, so that a traceback that references this object keeps none alive."""
         self._estimator.clear()
-        for one in self._resamplings.each():
-            one.clear()
+        for resampling in self._resamplings.requested():
+            resampling.clear()
         for runner in self._runners:
             runner.capture.clear()
 
@@ -136,11 +202,14 @@ class Run:
                 runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
         resampled = [None if one is None else one.sums() for one in self._resamplings]
         if self._over_ranks and placement.is_active():
-            own = None if sums is None else sums.exponents
             sums = self._sum_over_ranks(sums)
             if sums is not None:
                 resampled = [
-                    None if one is None else _resampled_over_ranks(one, own, sums)
+                    None
+                    if one is None
+                    else Resampled.of_each_pair(
+                        placement.sum_over_ranks(one.sums_of_each_pair(sums))
+                    )
                     for one in self._resamplings
                 ]
         if sums is None:
@@ -192,13 +261,12 @@ class Run:
         selected = select_sums(sums, *indices)
         matrix, error = cka_with_error(selected)
         counts = (len(sums.self1), len(sums.self2))
-        calibration = found_confidence = None
+        calibration = intervals = None
         if permuted is not None:
-            (positions,) = permuted.positions_of(counts, *orders)
-            calibration = calibrate(selected, permuted.values, positions)
+            calibration = calibrate(selected, permuted.values, permuted.columns_of(counts, *orders))
         if bootstrapped is not None:
-            of_layers = bootstrapped.positions_of(counts, *orders)
-            found_confidence = confidence(selected, bootstrapped.values, of_layers)
+            columns = bootstrapped.columns_of(counts, *orders)
+            intervals = confidence(selected, bootstrapped.values, columns)
         labels = [
             [rows.calls[at].label for at in order]
             for rows, order in zip(rows_of_models, orders, strict=True)
@@ -212,7 +280,7 @@ class Run:
             samples=self.samples,
             batches=self.batches,
             calibration=calibration,
-            confidence=found_confidence,
+            confidence=intervals,
             warnings=warnings,
         )
 
@@ -244,22 +312,6 @@ class Run:
                 ),
             ]
         )
-
-
-def _resampled_over_ranks(own: Resampling, before: Exponents | None, sums: Sums) -> Resampled:
-    """Return the resampled sums of all ranks, (N, E), with the exponents of ``sums``.
-
-    A rank without batches has the exponents ``before`` None.
-    """
-    pairs = sums.cross.numel()
-    if own.with_self_terms:
-        pairs += len(sums.self1) + len(sums.self2)
-    found = own.sums()
-    if found is None:
-        values = sums.cross.new_zeros(own.count, pairs)
-    else:
-        values = found.expanded().values * factors(before, sums, pairs)
-    return Resampled.of_each_pair(placement.sum_over_ranks(values))
 
 
 def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:
