@@ -284,7 +284,8 @@ class CKA:
         rank = placement.rank() if self._over_ranks else 0
         resamplings = [resamples.of_pair(rank) for _ in pairs]
         estimators = [
-            self._make_estimator(loaders[0], one.requested(), advice) for one in resamplings
+            self._make_estimator(loaders[0], resampling.requested(), advice)
+            for resampling in resamplings
         ]
         modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
@@ -297,13 +298,13 @@ class CKA:
             runners = self._make_runners(models, len(loaders), estimators[0], stack)
             runs = [
                 Run(
-                    runners if len(runners) == 1 else [runners[one], runners[other]],
-                    (models[one].selection, models[other].selection),
+                    runners if len(runners) == 1 else [runners[first], runners[second]],
+                    (models[first].selection, models[second].selection),
                     estimator,
                     over_ranks=self._over_ranks,
                     resamplings=resampled,
                 )
-                for (one, other), estimator, resampled in zip(
+                for (first, second), estimator, resampled in zip(
                     pairs, estimators, resamplings, strict=True
                 )
             ]

@@ -83,11 +83,11 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(one, change) for key, one in value.items()}
+        return {key: map_tensors(part, change) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(one, change) for one in value))
+        return type(value)(*(map_tensors(part, change) for part in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(one, change) for one in value)
+        return type(value)(map_tensors(part, change) for part in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
@@ -115,7 +115,7 @@ def concatenate_batches(first: Any, second: Any) -> Any:
     if isinstance(first, tuple) and hasattr(first, "_fields") and type(first) is type(second):
         return type(first)(*map(concatenate_batches, first, second))
     if isinstance(first, (list, tuple)) and type(first) is type(second):
-        if any(isinstance(one, (Tensor, Mapping, list, tuple)) for one in (*first, *second)):
+        if any(isinstance(part, (Tensor, Mapping, list, tuple)) for part in (*first, *second)):
             pairs = zip(first, second, strict=True)
             return type(first)(concatenate_batches(a, b) for a, b in pairs)
         return type(first)([*first, *second])  # one entry per sample, such as a list of texts
@@ -177,12 +177,12 @@ def mask_keywords(batch: Any, model: nn.Module) -> dict[str, Any]:
     The model gets only the first field of a dataclass. Without its mask, it would read padding.
     """
     entries = ((name, entry(batch, name)) for name in (*_NAMES, *_DECODER_NAMES))
-    found = {name: value for name, value in entries if isinstance(value, Tensor)}
+    masks = {name: value for name, value in entries if isinstance(value, Tensor)}
     try:
-        taken = inspect.signature(model.forward).parameters if found else {}
+        parameters = inspect.signature(model.forward).parameters if masks else {}
     except (TypeError, ValueError):  # a function without a signature
         return {}
-    return {name: value for name, value in found.items() if name in taken}
+    return {name: value for name, value in masks.items() if name in parameters}
 
 
 def entry(batch: Any, name: str) -> Any:
@@ -194,10 +194,10 @@ def entry(batch: Any, name: str) -> Any:
         return batch.get(name)
     if isinstance(batch, Tensor):
         return None
-    found = getattr(batch, name, None)
-    if found is None and isinstance(batch, (list, tuple)) and batch:
+    value = getattr(batch, name, None)
+    if value is None and isinstance(batch, (list, tuple)) and batch:
         return entry(batch[0], name)
-    return found
+    return value
 
 
 def _token_mask(
@@ -207,51 +207,52 @@ def _token_mask(
         return _checked(mask(batch), "the result of mask=", samples)
     if mask == "auto":
         return _first_named(batch, _NAMES, samples)
-    found = entry(batch, mask)
-    if found is None:
+    value = entry(batch, mask)
+    if value is None:
         names = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
         raise InputError(f"the batch has no entry {mask!r} for mask= (it is: {names}); {_WRITE}")
-    return _named(found, mask, samples)
+    return _checked(value, mask, samples)
 
 
 def _first_named(batch: Any, names: tuple[str, ...], samples: int | None) -> TokenMask | None:
     for name in names:
-        found = entry(batch, name)
-        if found is not None:
-            return _named(found, name, samples)
+        value = entry(batch, name)
+        if value is not None:
+            return _checked(value, name, samples)
     return None
 
 
-def _named(value: Any, name: str, samples: int | None) -> TokenMask:
-    return _checked(value, name, samples, inverted=name.endswith("key_padding_mask"))
+def _checked(value: Any, name: str, samples: int | None) -> TokenMask:
+    """Return a mask as bool, with the reason if it cannot be used.
 
-
-def _checked(value: Any, name: str, samples: int | None, *, inverted: bool = False) -> TokenMask:
-    """Return a mask as bool, with the reason if it cannot be used."""
+    Raises:
+        InputError: if the value cannot be read as a tensor.
+    """
     try:
-        found = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+        mask = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{name} is a {type(value).__name__}, not a mask; {_WRITE}") from None
-    count = int(found.shape[-1]) if found.ndim else 0
-    if found.ndim != 2 or samples not in (None, len(found)):
+    count = int(mask.shape[-1]) if mask.ndim else 0
+    if mask.ndim != 2 or samples not in (None, len(mask)):
         return TokenMask(
             count,
             problem=(
-                f"{name} has shape {tuple(found.shape)}, but a mask of the tokens of "
+                f"{name} has shape {tuple(mask.shape)}, but a mask of the tokens of "
                 f"{samples} samples must have shape ({samples}, tokens); {_WRITE}"
             ),
         )
-    if type(found) is not Tensor:  # a fake tensor, which has no values
+    if type(mask) is not Tensor:  # a fake tensor, which has no values
         return TokenMask(count)
-    if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         return TokenMask(
             count,
             problem=(
-                f"{name} has values other than 0 and 1 ({found.min().item()} to "
-                f"{found.max().item()}); {_WRITE}"
+                f"{name} has values other than 0 and 1 ({mask.min().item()} to "
+                f"{mask.max().item()}); {_WRITE}"
             ),
         )
-    real = found == 0 if inverted else found != 0
+    # In the masks of torch.nn.Transformer, True is padding.
+    real = mask == 0 if name.endswith("key_padding_mask") else mask != 0
     if bool(real.all()):
         return TokenMask(count)
     empty = (~real.any(1)).nonzero().flatten().tolist()
@@ -259,7 +260,7 @@ def _checked(value: Any, name: str, samples: int | None, *, inverted: bool = Fal
         return TokenMask(
             count,
             problem=(
-                f"{name} has no token, only padding, for {len(empty)} of {len(found)} samples "
+                f"{name} has no token, only padding, for {len(empty)} of {len(mask)} samples "
                 f"(the first is sample {empty[0]} of the batch); leave these samples out of the "
                 "data, or write mask=None to use every position"
             ),

@@ -197,26 +197,26 @@ class _ComparisonOfMany(CKA):
         models = self._compared
         numbers = list(combinations(range(len(models)), 2))
         if pairs == "first":
-            numbers = [(one, other) for one, other in numbers if one == 0]
+            numbers = [(first, second) for first, second in numbers if first == 0]
         outcomes = self._run(models, numbers, (dataloader,), progress, resamples, stacklevel=4)
         messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
         for message in messages:
             warnings.warn(message, CKAWarning, stacklevel=3)
         return CKAResults(
             {
-                (models[one].name, models[other].name): self._result(
-                    models[one], models[other], outcome, loaders=1
+                (models[first].name, models[second].name): self._result(
+                    models[first], models[second], outcome, loaders=1
                 )
-                for (one, other), outcome in zip(numbers, outcomes, strict=True)
+                for (first, second), outcome in zip(numbers, outcomes, strict=True)
             }
         )
 
 
 def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, Any]) -> None:
     if not isinstance(models, Mapping) or len(models) < 2:
-        given = f"{len(models)}" if isinstance(models, Mapping) else type(models).__name__
+        what = f"{len(models)}" if isinstance(models, Mapping) else type(models).__name__
         raise InputError(
-            f"compare_many needs a mapping of at least two models, got {given}; "
+            f"compare_many needs a mapping of at least two models, got {what}; "
             'write e.g. {"epoch 1": model1, "epoch 2": model2}'
         )
     if pairs not in get_args(Pairs):

@@ -40,7 +40,7 @@ def positions(index: Any, labels: Sequence[str], kind: str) -> list[int]:
             stop = _position(stop, labels, kind) + 1
         return list(range(len(labels)))[start : stop : index.step]
     if isinstance(index, list):
-        return [_position(one, labels, kind) for one in index]
+        return [_position(label, labels, kind) for label in index]
     return [_position(index, labels, kind)]
 
 
@@ -76,9 +76,9 @@ def part(figures: Figures | None, rows: list[int], columns: list[int]) -> Figure
     if figures is None:
         return None
     matrices: dict[str, Any] = {
-        name: one[rows][:, columns]
-        for name, one in vars(figures).items()
-        if isinstance(one, Tensor)
+        name: figure[rows][:, columns]
+        for name, figure in vars(figures).items()
+        if isinstance(figure, Tensor)
     }
     return replace(figures, **matrices)
 
@@ -113,20 +113,20 @@ def read(path: Path, build: Callable[..., Result]) -> Result:
         OSError: if the file cannot be read.
     """
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found.pop("schema") != _SCHEMA:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("schema") != _SCHEMA:
             raise KeyError("schema")
-        dtype = {"float32": torch.float32, "float64": torch.float64}[found.pop("dtype")]
+        dtype = {"float32": torch.float32, "float64": torch.float64}[fields.pop("dtype")]
         for name in _MATRICES:
-            found[name] = _tensor(found[name], dtype)
+            fields[name] = _tensor(fields[name], dtype)
         for name, kind in _FIGURES.items():
-            if found.get(name) is not None:
-                given: dict[str, Any] = {
+            if fields.get(name) is not None:
+                figures: dict[str, Any] = {
                     key: _tensor(value, torch.float64) if isinstance(value, list) else value
-                    for key, value in found[name].items()
+                    for key, value in fields[name].items()
                 }
-                found[name] = kind(**given)
-        return build(**found)
+                fields[name] = kind(**figures)
+        return build(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is not a result in the format {_SCHEMA!r}; "
@@ -134,21 +134,23 @@ def read(path: Path, build: Callable[..., Result]) -> Result:
         ) from error
 
 
-def _to_json(given: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {name: value for name, value in given.items() if value is not None}
+def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: value for name, value in fields.items() if value is not None}
     for name in _MATRICES:
-        fields[name] = _lists(fields[name])
-    for name in _FIGURES.keys() & fields.keys():
-        fields[name] = {
+        known[name] = _lists(known[name])
+    for name in _FIGURES.keys() & known.keys():
+        known[name] = {
             key: _lists(value) if isinstance(value, Tensor) else value
-            for key, value in vars(fields[name]).items()
+            for key, value in vars(known[name]).items()
         }
-    return {"dtype": str(given["matrix"].dtype).removeprefix("torch."), **fields}
+    return {"dtype": str(fields["matrix"].dtype).removeprefix("torch."), **known}
 
 
 def _lists(values: Tensor) -> list[list[float | None]]:
     """Return the rows of a matrix, with None for NaN and infinity, which JSON does not have."""
-    return [[one if math.isfinite(one) else None for one in row] for row in values.tolist()]
+    return [
+        [number if math.isfinite(number) else None for number in row] for row in values.tolist()
+    ]
 
 
 def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:
@@ -262,14 +264,14 @@ class CKAResult:
                 for column, other in enumerate(self.model2_layers):
                     if layer == other:
                         values[row, column] = -math.inf
-        found = []
+        matches = []
         for row, layer in enumerate(self.model1_layers):
             column = int(values[row].argmax())
             if values[row, column] > -math.inf:
                 error = float(self.standard_error[row, column])
                 value = float(self.matrix[row, column])
-                found.append(Match(layer, self.model2_layers[column], value, error))
-        return found
+                matches.append(Match(layer, self.model2_layers[column], value, error))
+        return matches
 
     def lines(self) -> list[str]:
         """Return the result as text: a heading, and one line for each best match."""
@@ -318,7 +320,7 @@ class CKAResult:
                 [self.model1_layers, self.model2_layers], names=[self.model1_name, self.model2_name]
             )
             table: pd.DataFrame = pd.DataFrame(
-                {name: one.flatten().numpy() for name, one in columns.items()}, index=pairs
+                {name: values.flatten().numpy() for name, values in columns.items()}, index=pairs
             )
             return table
         frame: pd.DataFrame = pd.DataFrame(

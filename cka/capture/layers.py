@@ -101,8 +101,8 @@ def select(model: nn.Module, layers: Layers) -> Selection:
     layer_names = _layer_names(model)
     positions: dict[tuple[str, int | None], int] = {}
     for position, selector in enumerate(selectors):
-        for found in _matches(selector, named, layer_names):
-            positions.setdefault(found, position)
+        for match in _matches(selector, named, layer_names):
+            positions.setdefault(match, position)
     return Selection({name: named[name] for name, _ in positions}, positions)
 
 
@@ -130,18 +130,18 @@ def _matches(
             )
         return [(layer_names[selector], None)]
     if isinstance(selector, type):
-        found = [name for name in layer_names if isinstance(named[name], selector)]
+        names = [name for name in layer_names if isinstance(named[name], selector)]
     elif callable(selector):
-        found = [name for name in layer_names if _selects(selector, name, named[name])]
+        names = [name for name in layer_names if _selects(selector, name, named[name])]
     else:
         raise LayerError(
             f"cannot select layers by {selector!r}; write a name, an index, a glob, a module type "
             "or a predicate"
         )
-    if not found:
+    if not names:
         described = getattr(selector, "__name__", repr(selector))
         raise LayerError(f"no layer matches {described}; the model has e.g. {_first(layer_names)}")
-    return [(name, None) for name in found]
+    return [(name, None) for name in names]
 
 
 def _matching_names(
@@ -153,15 +153,15 @@ def _matching_names(
     if colon and name in named and number.isdecimal():
         return [(name, int(number))]
     is_glob = bool(set(text) & set("*?["))
-    found = [name for name in layer_names if is_glob and matches_glob(name, text)]
-    if not found and is_glob:
+    names = [name for name in layer_names if is_glob and matches_glob(name, text)]
+    if not names and is_glob:
         raise LayerError(f"the model has no layer {text!r}; {_glob_hint(text, layer_names)}")
-    if not found:
+    if not names:
         close = difflib.get_close_matches(text, list(named), n=3)
         examples = f"the model has e.g. {_first(layer_names)}"
         hint = f"did you mean {_first(close)}?" if close else examples
         raise LayerError(f"the model has no layer {text!r}; {hint}")
-    return [(name, None) for name in found]
+    return [(name, None) for name in names]
 
 
 def matches_glob(name: str, pattern: str) -> bool:

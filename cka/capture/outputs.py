@@ -116,8 +116,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
     else:
         return
-    for one in inner:
-        yield from tensors_in(one)
+    for part in inner:
+        yield from tensors_in(part)
 
 
 # On a CPU, torch 2.9 cannot index tensors of these dtypes, but others of the same width.
@@ -219,8 +219,8 @@ class TokenTracker:
             self._encoded = None
 
     def _encoder_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        found = next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
-        self._encoded = None if found is None else weakref.ref(found)
+        encoded = next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
+        self._encoded = None if encoded is None else weakref.ref(encoded)
 
     def _decoder_began(self, module: nn.Module, args: Any) -> None:
         self._in_decoder = True

@@ -51,8 +51,8 @@ class Calibration:
         return self.p_best <= level
 
     def __str__(self) -> str:
-        found, pairs = int(self.is_significant().sum()), self.p_best.numel()
-        above = f"{found} of {pairs} pairs above chance"
+        significant, pairs = int(self.is_significant().sum()), self.p_best.numel()
+        above = f"{significant} of {pairs} pairs above chance"
         return f"{above} (p_best ≤ 0.05, {self.permutations} permutations)"
 
     def __repr__(self) -> str:

@@ -83,7 +83,7 @@ def merge_sums(left: Sums, right: Sums) -> Sums:
 
 def highest_exponents(several: Sequence[Exponents | None]) -> Exponents | None:
     """Return the highest exponent of each layer; None if all are None, which stands for zeros."""
-    known = [one for one in several if one is not None]
+    known = [exponents for exponents in several if exponents is not None]
     if not known:
         return None
     if len(known) < len(several):
@@ -97,18 +97,20 @@ def with_exponents(sums: Sums, exponents: Exponents | None) -> Sums:
     if exponents is None or exponents == sums.exponents:
         return sums
     before = sums.exponents or ((0,) * len(sums.self1), (0,) * len(sums.self2))
-    one, two = (powers(*side, like=sums.cross) for side in zip(before, exponents, strict=True))
-    rows, columns = one[:, None], two[None, :]
+    of_rows, of_columns = (
+        powers(*side, like=sums.cross) for side in zip(before, exponents, strict=True)
+    )
+    rows, columns = of_rows[:, None], of_columns[None, :]
     return Sums(
         cross=sums.cross * rows * columns,
-        self1=sums.self1 * one**2,
-        self2=sums.self2 * two**2,
+        self1=sums.self1 * of_rows**2,
+        self2=sums.self2 * of_columns**2,
         cross_cross=sums.cross_cross * rows**2 * columns**2,
         cross_self1=sums.cross_self1 * rows**3 * columns,
         cross_self2=sums.cross_self2 * rows * columns**3,
-        self1_self1=sums.self1_self1 * one**4,
+        self1_self1=sums.self1_self1 * of_rows**4,
         self1_self2=sums.self1_self2 * rows**2 * columns**2,
-        self2_self2=sums.self2_self2 * two**4,
+        self2_self2=sums.self2_self2 * of_columns**4,
         estimates=sums.estimates,
         exponents=exponents,
     )
@@ -124,10 +126,10 @@ def select_sums(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
     """Return the sums of the rows at indices (R,) and columns at indices (C,), repeats allowed."""
     exponents = None
     if sums.exponents is not None:
-        one, two = sums.exponents
+        of_rows, of_columns = sums.exponents
         exponents = (
-            tuple(one[at] for at in rows.tolist()),
-            tuple(two[at] for at in columns.tolist()),
+            tuple(of_rows[position] for position in rows.tolist()),
+            tuple(of_columns[position] for position in columns.tolist()),
         )
     return Sums(
         cross=sums.cross[rows][:, columns],
@@ -158,16 +160,16 @@ def cka_with_error(sums: Sums) -> tuple[Tensor, Tensor]:
     """
     scale = cka_scale(sums)
     cka = sums.cross / scale
-    one, two = sums.self1[:, None], sums.self2[None, :]
+    self1, self2 = sums.self1[:, None], sums.self2[None, :]
     squares = (
         sums.cross_cross / scale**2
-        - cka / scale * (sums.cross_self1 / one + sums.cross_self2 / two)
+        - cka / scale * (sums.cross_self1 / self1 + sums.cross_self2 / self2)
         + cka**2
         / 4
         * (
-            sums.self1_self1[:, None] / one**2
-            + 2 * sums.self1_self2 / (one * two)
-            + sums.self2_self2[None, :] / two**2
+            sums.self1_self1[:, None] / self1**2
+            + 2 * sums.self1_self2 / (self1 * self2)
+            + sums.self2_self2[None, :] / self2**2
         )
     )
     # If all batches agree, as on the diagonal, rounding may give a sum of squares just below 0.

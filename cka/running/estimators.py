@@ -189,7 +189,10 @@ class Minibatch:
         rows = flattened(features, self._kernel)
         sizes = self._sizes(rows.shape[0])
         parts = rows.split(sizes) if len(sizes) > 1 else [rows]
-        check = self._checks_range(rows.device)
+        # Checking that features are in range waits for an accelerator. There, only two batches are
+        # checked, and all batches if any output was not in range: the scale of a layer hardly
+        # changes, and an overflow is not silent, because it gives NaN.
+        check = rows.device.type == "cpu" or self._batches < 2 or not self._in_range
         with full_precision(rows.device), self._measuring(rows.device, 1):
             grams, exponents = zip(
                 *(scaled_gram(self._kernel, part, check=check) for part in parts), strict=True
@@ -199,14 +202,6 @@ class Minibatch:
         if self._sampled_neurons:
             of_features = tuple(map(hsic_of_each_feature, parts, exponents))
         return Measurement(grams, exponents, of_features=of_features, features=rows.shape[1])
-
-    def _checks_range(self, device: torch.device) -> bool:
-        """Whether to check that features are in range, which waits for an accelerator.
-
-        There, only two batches are checked, and all batches if any output was not in range: the
-        scale of a layer hardly changes, and an overflow is not silent, because it gives NaN.
-        """
-        return device.type == "cpu" or self._batches < 2 or not self._in_range
 
     def _sizes(self, samples: int) -> list[int]:
         """Return the sizes of the parts; a remainder that is too small joins the last part."""
@@ -237,19 +232,31 @@ class Minibatch:
         positions: tuple[list[int], list[int]],
     ) -> None:
         for part in range(len(models[0].values[0].parts)):
-            grams = [_grams_on(model, part, rows.device) for model in models]
+            # If a model is spread over devices, so are its Gram matrices.
+            grams = [
+                [measurement.parts[part].to(rows.device) for measurement in model.values]
+                for model in models
+            ]
             others = grams[1] if len(grams) > 1 else None
             terms = hsic_products(grams[0], others, self._estimator)
             if self._sampled_neurons:
-                own = [[one.of_features[part] for one in model.values] for model in models]
-                features = [[one.features for one in model.values] for model in models]
+                own = [
+                    [measurement.of_features[part] for measurement in model.values]
+                    for model in models
+                ]
+                features = [
+                    [measurement.features for measurement in model.values] for model in models
+                ]
                 terms = corrected_terms(terms, own, features)
-            exponents = [tuple(one.exponents[part] for one in model.values) for model in models]
+            exponents = [
+                tuple(measurement.exponents[part] for measurement in model.values)
+                for model in models
+            ]
             sums = batch_sums(*terms, exponents=(exponents[0], exponents[-1]))
             sums = select_sums(sums, rows, columns)
             self._sums = sums if self._sums is None else merge_sums(self._sums, sums)
-            for one in self._resamplings:
-                one.add(grams[0], others, self._estimator, positions, sums, self._sums)
+            for resampling in self._resamplings:
+                resampling.add(grams[0], others, self._estimator, positions, sums, self._sums)
 
     def _measuring(self, device: torch.device, outputs: int) -> AbstractContextManager[None]:
         if self._advice is None or device.type != "cpu":
@@ -278,8 +285,3 @@ class Minibatch:
 def _positions(model: BatchMeasurements) -> list[int]:
     # The sums of a row that is left out do not matter.
     return [position or 0 for position in model.positions]
-
-
-def _grams_on(model: BatchMeasurements, part: int, device: torch.device) -> list[Tensor]:
-    # If a model is spread over devices, so are its Gram matrices.
-    return [value.parts[part].to(device) for value in model.values]

@@ -81,7 +81,7 @@ class Exact:
         widths = [_width_bytes(chunks[0]) for chunks in distinct]
         features = samples * sum(widths)
         widest = samples * max(widths)
-        if any(one.real is not None for chunks in distinct for one in chunks):
+        if any(chunk.real is not None for chunks in distinct for chunk in chunks):
             widest *= 2  # padding is replaced in a copy
         grams = [samples**2 * chunks[0].parts[0].itemsize for chunks in distinct]
         needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
@@ -115,14 +115,14 @@ class Exact:
         terms = hsic_products(grams[0], others, "unbiased")
         indices = [torch.tensor(where, device=self._devices[0]) for where in positions]
         sums = select_sums(batch_sums(*terms), indices[0], indices[-1])
-        for one in self._resamplings:
-            where_both = (positions[0], positions[-1])
-            one.add(grams[0], others, "unbiased", where_both, sums, sums)
+        for resampling in self._resamplings:
+            of_both = (positions[0], positions[-1])
+            resampling.add(grams[0], others, "unbiased", of_both, sums, sums)
         return sums
 
     def _gram(self, chunks: list[Measurement]) -> Tensor:
         real = _joined_masks(chunks)
-        rows = torch.cat([one.parts[0] for one in chunks]).to(self._devices[0])
+        rows = torch.cat([chunk.parts[0] for chunk in chunks]).to(self._devices[0])
         chunks.clear()
         if real is not None:  # each batch has its own means in the place of padding
             tokens = rows.unflatten(1, (real.shape[1], -1))
@@ -143,16 +143,15 @@ def _width_bytes(measurement: Measurement) -> int:
 
 def _joined_masks(chunks: list[Measurement]) -> Tensor | None:
     """Return the mask (N, t) of all samples; None if no token is padding."""
-    tokens = next((one.real.shape[1] for one in chunks if one.real is not None), None)
+    tokens = next((chunk.real.shape[1] for chunk in chunks if chunk.real is not None), None)
     if tokens is None:
         return None
-    all_real = [
-        torch.ones(len(one.parts[0]), tokens, dtype=torch.bool, device="cpu") for one in chunks
-    ]
     return torch.cat(
         [
-            every if one.real is None else one.real
-            for one, every in zip(chunks, all_real, strict=True)
+            torch.ones(len(chunk.parts[0]), tokens, dtype=torch.bool, device="cpu")
+            if chunk.real is None
+            else chunk.real
+            for chunk in chunks
         ]
     )
 
@@ -165,19 +164,19 @@ def _distinct(
     Rows share their chunks if their modules returned the same tensor. The position of a row that
     is left out is 0; its sums do not matter.
     """
-    found: dict[tuple[int, ...], int] = {}
+    position_of: dict[tuple[int, ...], int] = {}
     distinct: list[list[Measurement]] = []
-    where = []
+    positions = []
     for chunks in stored:
         if chunks is None:
-            where.append(0)
+            positions.append(0)
             continue
         key = tuple(map(id, chunks))
-        if key not in found:
-            found[key] = len(distinct)
+        if key not in position_of:
+            position_of[key] = len(distinct)
             distinct.append(chunks)
-        where.append(found[key])
-    return distinct, where
+        positions.append(position_of[key])
+    return distinct, positions
 
 
 def _megabytes(size: int) -> str:

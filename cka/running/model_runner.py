@@ -50,12 +50,12 @@ def model_names(
     first: nn.Module, second: nn.Module, given1: str | None, given2: str | None
 ) -> tuple[str, str]:
     """Return the models' names; two models of one class get a number if no name is given."""
-    one, two = type(first).__name__, type(second).__name__
+    class1, class2 = type(first).__name__, type(second).__name__
     if first is second:
-        return given1 or given2 or one, given2 or given1 or one
-    if one == two and given1 is None and given2 is None:
-        return f"{one} 1", f"{two} 2"
-    return given1 or one, given2 or two
+        return given1 or given2 or class1, given2 or given1 or class1
+    if class1 == class2 and given1 is None and given2 is None:
+        return f"{class1} 1", f"{class2} 2"
+    return given1 or class1, given2 or class2
 
 
 @dataclass
@@ -112,9 +112,9 @@ def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
         InputError: if the calls of two ranks differ.
     """
     first = rows_of_ranks[0]
-    for one in rows_of_ranks:
-        if one.calls != first.calls:
-            differing = sorted(set(one.calls).symmetric_difference(first.calls))
+    for rows in rows_of_ranks:
+        if rows.calls != first.calls:
+            differing = sorted(set(rows.calls).symmetric_difference(first.calls))
             labels = format_labels([call.label for call in differing])
             raise InputError(
                 f"the ranks ran different layers, or in another order ({labels or 'same layers'}); "
@@ -122,8 +122,8 @@ def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
             )
     return Rows(
         first.calls,
-        {call: why for one in rows_of_ranks for call, why in one.left_out.items()},
-        set().union(*(one.other_tokens for one in rows_of_ranks)),
+        {call: why for rows in rows_of_ranks for call, why in rows.left_out.items()},
+        set().union(*(rows.other_tokens for rows in rows_of_ranks)),
     )
 
 
@@ -144,7 +144,9 @@ class ModelRunner:
         feed: Feed | None,
         mask: Mask = "auto",
     ) -> None:
-        modules = {name: one for chosen in selections for name, one in chosen.modules.items()}
+        modules = {
+            name: module for selection in selections for name, module in selection.modules.items()
+        }
         self.capture: Capture[Measurement] = Capture(
             modules, reader, estimator.measure, TokenTracker(model)
         )

@@ -200,17 +200,19 @@ class Run:
         for runner, uneven in zip(self._runners, self._estimator.uneven, strict=False):
             for row in uneven:
                 runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
-        resampled = [None if one is None else one.sums() for one in self._resamplings]
+        resampled = [
+            None if resampling is None else resampling.sums() for resampling in self._resamplings
+        ]
         if self._over_ranks and placement.is_active():
             sums = self._sum_over_ranks(sums)
             if sums is not None:
                 resampled = [
                     None
-                    if one is None
+                    if resampling is None
                     else Resampled.of_each_pair(
-                        placement.sum_over_ranks(one.sums_of_each_pair(sums))
+                        placement.sum_over_ranks(resampling.sums_of_each_pair(sums))
                     )
-                    for one in self._resamplings
+                    for resampling in self._resamplings
                 ]
         if sums is None:
             raise InputError(
@@ -390,10 +392,10 @@ class SimultaneousRuns:
 
     def _add_pairs(self, records: dict[int, PassRecord[Measurement]], newest: int) -> None:
         """Add the pairs whose second model is the newest, and drop what is no longer needed."""
-        for (one, other), run in zip(self._pairs, self._runs, strict=True):
-            if other == newest:
-                run.add([records[one], records[other]])
-        needed = {one for one, other in self._pairs if other > newest}
+        for (first, second), run in zip(self._pairs, self._runs, strict=True):
+            if second == newest:
+                run.add([records[first], records[second]])
+        needed = {first for first, second in self._pairs if second > newest}
         for number in set(records) - needed:
             del records[number]
 
