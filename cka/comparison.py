@@ -199,6 +199,12 @@ class CKA:
     ) -> CKAResult:
         """Run the data through the models and compare every pair of layers.
 
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+        >>> result = CKA(model, device="cpu").compare(torch.randn(4, 32, 8), progress=False)
+        >>> result.model1_layers, result.batches
+        (['0', '1'], 4)
+
         Args:
             dataloader: yields batches for both models: tensors, ``(inputs, ...)``, dicts or
                 dataclasses, with the samples in the first dimension.

@@ -30,11 +30,17 @@ Key: TypeAlias = str | tuple[str, str]
 
 
 class CKAResults(Mapping[Key, CKAResult]):
-    """Several results, in order: those of :func:`cka.compare_many` by pair of names, or any.
+    """Results by name, or by pair of names as from :func:`cka.compare_many`, in order.
 
-    ``results["epoch 1", "epoch 2"]`` of ``compare_many`` has the layers of "epoch 1" as rows. To
-    plot results of separate comparisons together, name them:
-    ``CKAResults({"epoch 1": result1, "epoch 2": result2}).plot()``.
+    >>> model = torch.nn.Linear(8, 4)
+    >>> result = CKA(model, device="cpu").compare(torch.randn(2, 32, 8), progress=False)
+    >>> results = CKAResults({"before": result, "after": result})
+    >>> list(results)
+    ['before', 'after']
+
+    ``results["epoch 1", "epoch 2"]`` of ``compare_many`` has the layers of "epoch 1" as rows.
+    Results of separate comparisons get names, as above, so that ``results.plot()`` draws them
+    together.
     """
 
     def __init__(self, results: Mapping[Any, CKAResult]) -> None:

@@ -25,6 +25,13 @@ _EQUAL = 1e-9
 class Calibration:
     """CKA of every pair against its values after permutations of the samples.
 
+    >>> from cka import CKA
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+    >>> result = CKA(model, device="cpu").compare(torch.randn(2, 64, 8), progress=False, null=99)
+    >>> print(result.calibration)
+    4 of 4 pairs above chance (p_best ≤ 0.05, 99 permutations)
+
     A value that is not above chance says nothing about the two layers, however high it is.
     """
 
@@ -45,8 +52,11 @@ class Calibration:
     def is_significant(self, level: float = 0.05) -> Tensor:
         """Return for which pairs ``p_best`` is at most ``level``, a bool tensor (L1, L2).
 
-        If no two layers are related, at most this share of comparisons has any such pair. With N
-        permutations no p-value is below 1 / (1 + N), so with too few there is no such pair.
+        If no two layers are related, at most this share of comparisons has any such pair.
+
+        Args:
+            level: the share, between 0 and 1. With N permutations no p-value is below 1 / (1 + N),
+                so if ``level`` is below that, no pair is significant.
         """
         return self.p_best <= level
 
@@ -60,7 +70,7 @@ class Calibration:
 
 
 def calibrate(sums: Sums, permuted: Tensor, columns: Sequence[Tensor]) -> Calibration:
-    """Return the calibration of CKA (L1, L2) by its values after N permutations.
+    """Return the calibration of CKA, (L1, L2), by its values after N permutations.
 
     ``p_best`` is the single-step max statistic (Westfall & Young 1993, ch. 2): a pair's value is
     compared with the highest value in the whole matrix of each permutation. Pairs whose CKA varies
@@ -75,7 +85,7 @@ def calibrate(sums: Sums, permuted: Tensor, columns: Sequence[Tensor]) -> Calibr
     """
     cka = sums.cross / cka_scale(sums)
     mean, spread, standard, p = (torch.empty_like(cka) for _ in range(4))
-    highest = cka.new_full((len(permuted),), -torch.inf)
+    highest = cka.new_full((len(permuted),), -torch.inf)  # of each permutation
     for row, values in enumerate(_rows_of_cka(sums, permuted, columns)):
         mean[row], spread[row] = values.mean(0), values.std(0)
         p[row] = _p_values(cka[row], values)
@@ -106,6 +116,14 @@ SHARE = 0.95
 @dataclass(frozen=True, eq=False)
 class Confidence:
     """Standard error and 95 % interval of the CKA of every pair, by a bootstrap over samples.
+
+    >>> from cka import CKA
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+    >>> batches = torch.randn(2, 64, 8)
+    >>> result = CKA(model, device="cpu").compare(batches, progress=False, bootstrap=200)
+    >>> bool(result.confidence.low[0, 1] < result["0", "1"] < result.confidence.high[0, 1])
+    True
 
     The samples of each batch are drawn N times with replacement (Efron 1979, "Bootstrap Methods"),
     and CKA is computed from the Gram matrices, whose samples have the weights that were drawn. The
@@ -149,7 +167,7 @@ class Confidence:
 
 
 def confidence(sums: Sums, resampled: Tensor, columns: Sequence[Tensor]) -> Confidence:
-    """Return the confidence of CKA (L1, L2) by its values in N resamples.
+    """Return standard errors and intervals of CKA, (L1, L2), by its values in N resamples.
 
     Args:
         sums: HSIC of the L1 and L2 layers as they are.
@@ -204,7 +222,11 @@ def _p_values(value: Tensor | float, resampled: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class NullDistribution:
-    """CKA of two sets of features, and CKA after random permutations of the samples of one."""
+    """CKA of two sets of features, and CKA after random permutations of the samples of one.
+
+    :func:`cka.null_distribution` computes it. ``str`` of it has the value, the mean and the 95 %
+    quantile by chance, and the p-value.
+    """
 
     value: float
     """CKA of the features as they are."""
@@ -217,7 +239,11 @@ class NullDistribution:
         return float(self.values.mean())
 
     def quantile(self, q: float) -> float:
-        """Return the value below which a fraction ``q`` of the permuted values is."""
+        """Return the value below which a fraction ``q`` of the permuted values is.
+
+        Args:
+            q: the fraction, from 0 to 1.
+        """
         return float(self.values.quantile(q))
 
     @property
@@ -233,6 +259,9 @@ class NullDistribution:
 
     def is_above_chance(self, level: float = 0.05) -> bool:
         """Whether the p-value is at most ``level``: the features are more similar than by chance.
+
+        Args:
+            level: probability, between 1 / (1 + n) and 1, of a wrong "yes" for unrelated features.
 
         Raises:
             SettingError: if no p-value of so few permutations can be that small.

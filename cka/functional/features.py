@@ -193,6 +193,7 @@ def _terms_of_sampled_neurons(
     cross, self1, self2 = corrected_terms(
         hsic_products(grams[0], grams[1], "unbiased"), own, widths
     )
+    # A layer's CKA with itself is 1, also if it is on both sides.
     same = [[features is features_y for features_y in sides[1]] for features in sides[0]]
     where = torch.tensor(same, device=cross.device)
     return torch.where(where, self1[:, None], cross), self1, self2

@@ -44,7 +44,7 @@ def real_float(gram: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute matrix products in the dtype of their factors, whatever autocast or TF32 is set.
+    """Compute matrix products in the dtype of their factors, whether autocast or TF32 is on or not.
 
     A user's ``torch.autocast`` would compute a kernel's ``x @ x.T`` in half precision, and
     ``torch.set_float32_matmul_precision("high")`` costs three digits of CKA.

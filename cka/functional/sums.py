@@ -50,7 +50,14 @@ Exponents: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 def batch_sums(
     cross: Tensor, self1: Tensor, self2: Tensor, exponents: Exponents | None = None
 ) -> Sums:
-    """Return the sums of one batch with the terms s12 (L1, L2), s11 (L1,) and s22 (L2,)."""
+    """Return the sums of one batch.
+
+    Args:
+        cross: HSIC s12 of every pair, (L1, L2).
+        self1: HSIC s11 of each row's matrix with itself, (L1,).
+        self2: HSIC s22 of each column's matrix with itself, (L2,).
+        exponents: those of the Gram matrices; None if all are 0.
+    """
     return Sums(
         exponents=exponents if exponents and any(map(any, exponents)) else None,
         cross=cross,
@@ -82,7 +89,14 @@ def merge_sums(left: Sums, right: Sums) -> Sums:
 
 
 def highest_exponents(several: Sequence[Exponents | None]) -> Exponents | None:
-    """Return the highest exponent of each layer; None if all are None, which stands for zeros."""
+    """Return the highest exponent of each layer, for sums that are added up.
+
+    Args:
+        several: exponents of the same layers; None stands for zeros.
+
+    Returns:
+        The highest ones, or None if all of ``several`` are None.
+    """
     known = [exponents for exponents in several if exponents is not None]
     if not known:
         return None
@@ -93,7 +107,13 @@ def highest_exponents(several: Sequence[Exponents | None]) -> Exponents | None:
 
 
 def with_exponents(sums: Sums, exponents: Exponents | None) -> Sums:
-    """Return the same sums with other exponents, none of which is lower."""
+    """Return the same sums with other exponents.
+
+    Args:
+        sums: the sums.
+        exponents: none is lower than before, so that no sum overflows; None leaves the sums as
+            they are.
+    """
     if exponents is None or exponents == sums.exponents:
         return sums
     before = sums.exponents or ((0,) * len(sums.self1), (0,) * len(sums.self2))
@@ -117,13 +137,25 @@ def with_exponents(sums: Sums, exponents: Exponents | None) -> Sums:
 
 
 def powers(before: Sequence[int], after: Sequence[int], *, like: Tensor) -> Tensor:
-    """Return 2**(before - after) for each layer; 0 where that is below the range of float64."""
+    """Return 2**(before - after) for each layer, (L,); 0 if that is below the range of float64.
+
+    Args:
+        before: exponents of L layers.
+        after: exponents of the same layers.
+        like: a tensor with the dtype and the device of the result.
+    """
     powers = [2.0 ** max(e - f, -1100) for e, f in zip(before, after, strict=True)]
     return torch.tensor(powers, dtype=torch.float64, device="cpu").to(like.dtype).to(like.device)
 
 
 def select_sums(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
-    """Return the sums of the rows at indices (R,) and columns at indices (C,), repeats allowed."""
+    """Return the sums of some rows and columns.
+
+    Args:
+        sums: the sums of L1 rows and L2 columns.
+        rows: indices of rows, (R,), on the device of the sums; an index may occur several times.
+        columns: indices of columns, (C,).
+    """
     exponents = None
     if sums.exponents is not None:
         of_rows, of_columns = sums.exponents
