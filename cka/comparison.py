@@ -39,6 +39,12 @@ class Progress:
     """A tqdm bar that counts batches. It never gets the batches, so it keeps none alive."""
 
     def __init__(self, total: int | None, *, shown: bool) -> None:
+        """Start the bar.
+
+        Args:
+            total: number of batches; None if the loader has no length.
+            shown: whether it is visible.
+        """
         self._bar = tqdm(total=total, desc="CKA", unit="batch", disable=not shown)
         self._start = time.perf_counter()
 
@@ -336,6 +342,7 @@ class CKA:
         stack: ExitStack,
     ) -> list[ModelRunner]:
         """Return one runner for a self-comparison on the same data, otherwise one per model."""
+        # One model on the same data runs once, also if its rows and columns are different layers.
         groups = [[model] for model in models]
         if loaders == 1 and len({model.module for model in models}) == 1 and self._one_mask:
             groups = [list(models)]
@@ -346,7 +353,7 @@ class CKA:
             device = device_for(module, self._device, name)
             stack.enter_context(moved_to(module, device))
             selections = [model.selection for model in group]
-            mask = self._masks[min(number, 2) - 1]
+            mask = self._masks[min(number, 2) - 1]  # compare_many has one mask for all its models
             runners.append(
                 ModelRunner(module, selections, self._reader, estimator, device, self._feed, mask)
             )

@@ -58,7 +58,13 @@ def run_model(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> Any
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Copy a batch to a device; convert its floating-point tensors if a dtype is given."""
+    """Return a batch on a device, of the same structure.
+
+    Args:
+        batch: a batch of any structure; tensors that are already there are not copied.
+        device: where its tensors go.
+        dtype: the dtype to which its floating-point tensors are converted; None keeps theirs.
+    """
     # The CPU would not wait for an asynchronous copy to host memory before reading it.
     non_blocking = device.type != "cpu"
 
@@ -70,7 +76,12 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
 
 
 def first_samples(batch: Any, count: int) -> Any:
-    """Return the first ``count`` samples of a batch."""
+    """Return the first samples of a batch: views, in the same structure.
+
+    Args:
+        batch: a batch of any structure; 0-d tensors are kept.
+        count: number of samples.
+    """
     return map_tensors(batch, lambda tensor: tensor[:count] if tensor.ndim else tensor)
 
 
@@ -79,6 +90,10 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
     Mappings become plain dicts. Objects of other types are returned unchanged, even if they have
     a method ``.to``: they need ``CKA(feed=...)``.
+
+    Args:
+        value: tensors in mappings, sequences and dataclasses.
+        change: a function of a tensor.
     """
     if isinstance(value, Tensor):
         return change(value)
@@ -100,6 +115,10 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def concatenate_batches(first: Any, second: Any) -> Any:
     """Return one batch with the n1 + n2 samples of both.
 
+    Args:
+        first: a batch of n1 samples.
+        second: a batch of n2 samples, of the same structure.
+
     Raises:
         InputError: if the batches differ in structure, or their samples in shape.
     """
@@ -115,6 +134,7 @@ def concatenate_batches(first: Any, second: Any) -> Any:
     if isinstance(first, tuple) and hasattr(first, "_fields") and type(first) is type(second):
         return type(first)(*map(concatenate_batches, first, second))
     if isinstance(first, (list, tuple)) and type(first) is type(second):
+        # Sequences with tensors or further sequences are structures; others are lists of samples.
         if any(isinstance(part, (Tensor, Mapping, list, tuple)) for part in (*first, *second)):
             pairs = zip(first, second, strict=True)
             return type(first)(concatenate_batches(a, b) for a, b in pairs)
@@ -140,6 +160,9 @@ _WRITE = (
 def check_masks(mask: Any) -> tuple[Mask, Mask]:
     """Return the masks of both models: one for both, or a pair.
 
+    Args:
+        mask: what the user passed: a name, a function, None, or a pair of these.
+
     Raises:
         SettingError: if a mask is neither a name, a function nor None.
     """
@@ -153,7 +176,13 @@ def check_masks(mask: Any) -> tuple[Mask, Mask]:
 
 
 def find_masks(batch: Any, mask: Mask, model: nn.Module, samples: int | None) -> BatchMasks:
-    """Return the masks of a batch of n samples for one model.
+    """Return the masks of a batch for one model.
+
+    Args:
+        batch: a batch of the loader, before a part of it is passed to the model.
+        mask: the model's mask, from :func:`check_masks`.
+        model: the model; its ``config`` says whether it has encoder and decoder.
+        samples: number of samples in the batch; None if the batch does not show it.
 
     Raises:
         InputError: if the batch has no entry of the name ``mask``.
@@ -278,6 +307,10 @@ def batch_tuples(loaders: tuple[Iterable[Any], ...], min_samples: int) -> Iterat
     A batch with fewer than ``min_samples`` samples is concatenated with the batch before it if
     that batch is still available.
 
+    Args:
+        loaders: one loader, or two with the same samples.
+        min_samples: smallest number of samples that the estimator can use.
+
     Raises:
         InputError: if two loaders yield different numbers of batches, or of samples in a batch.
     """
@@ -328,6 +361,7 @@ def _without_padding(loader: Iterable[Any]) -> Iterator[Any]:
         return
     for batch in loader:
         size = samples_in(batch) or 0
+        # The last batches of a rank may contain samples that the sampler repeated as padding.
         if size > left:
             batch = first_samples(batch, left)
         if left > 0:
@@ -412,5 +446,5 @@ def _too_small(batches: BatchTuple, min_samples: int) -> bool:
 def _concatenated(batches: BatchTuple, small: BatchTuple) -> BatchTuple | None:
     try:
         return tuple(map(concatenate_batches, batches, small))
-    except ValueError:
+    except ValueError:  # another structure: the small batch is then left out, with a warning
         return None

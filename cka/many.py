@@ -184,6 +184,7 @@ class _ComparisonOfMany(CKA):
     def __init__(
         self, models: Mapping[str, nn.Module], layers: Layers, settings: Mapping[str, Any]
     ) -> None:
+        # CKA checks the settings, and needs two models for that; all of them are in _compared.
         (name1, model1), (name2, model2), *_ = models.items()
         super().__init__(
             model1, model2, layers, layers, model1_name=name1, model2_name=name2, **settings

@@ -62,7 +62,12 @@ class Drawable(Protocol):
 
 
 def missing_extra(package: str, needed_for: str) -> MissingExtraError:
-    """Return the error for an optional package that is not installed."""
+    """Return the error for an optional package that is not installed.
+
+    Args:
+        package: name of the package.
+        needed_for: what needs it, as a user writes it.
+    """
     return MissingExtraError(
         f"{needed_for} needs {package}, which is not installed; "
         'install it with: pip install "pytest-cka-memory[plot]"'
@@ -113,6 +118,7 @@ def difference_map(
             )
     ax = ax or _new_axes(_size(result), save_path)
     difference = result.matrix.double() - other.matrix.double()
+    # Not 0 for equal results, which would be an empty range of colours.
     limit = max(float(difference.nan_to_num(0).abs().max()), 1e-6)
     _draw_matrix(ax, result, difference, (-limit, limit), cmap)
     ax.set_ylabel(_common_name(result.model1_name, other.model1_name), size=_size_of_names(ax))

@@ -48,6 +48,21 @@ outputs. The parts of a resample add up to its HSIC."""
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A kind of resample: what is drawn for a batch, and the HSIC of it."""
+
+    draw: Callable[[int, int, HSICEstimator, torch.Generator], Tensor]
+    """Function of N, n, estimator and generator that returns what defines each resample, (N, n)."""
+    products: Callable[[Sequence[Tensor], Sequence[Tensor] | None, HSICEstimator, Tensor], Products]
+    """Function of the Gram matrices of both sides, the estimator and what was drawn.
+
+    It yields HSIC of all pairs of outputs; if ``with_self_terms`` and there are two sides, the
+    pairs of each side's outputs with themselves follow."""
+    with_self_terms: bool
+    """Whether a resample changes the HSIC of a layer with itself, so that this is added up too."""
+
+
+@dataclass(frozen=True)
 class Resampled:
     """N resampled sums of P pairs of outputs, which are the sums of E pairs of layers.
 
@@ -152,7 +167,7 @@ class Resampling:
         if self._sums is None:
             self._sums = Resampled(total.cross.new_zeros(self._count, len(used)), columns)
             self._exponents = total.exponents
-        elif not torch.equal(columns, self._sums.columns):
+        elif not torch.equal(columns, self._sums.columns):  # on the CPU, so no wait for a device
             self._sums = self._sums.expanded()
             used = pairs
         return self._sums, used.to(total.cross.device)
@@ -224,23 +239,11 @@ def _factors_of_pairs(before: Exponents | None, total: Sums, *, with_self_terms:
     return torch.cat([cross, of_rows**2, of_columns**2]) if with_self_terms else cross
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of resample: what is drawn for a batch, and the HSIC of it."""
-
-    draw: Callable[[int, int, HSICEstimator, torch.Generator], Tensor]
-    """Function of N, n, estimator and generator that returns what defines each resample, (N, n)."""
-    products: Callable[[Sequence[Tensor], Sequence[Tensor] | None, HSICEstimator, Tensor], Products]
-    """Function of the Gram matrices of both sides, the estimator and what was drawn.
-
-    It yields HSIC of all pairs of outputs; if ``with_self_terms`` and there are two sides, the
-    pairs of each side's outputs with themselves follow."""
-    with_self_terms: bool
-    """Whether a resample changes the HSIC of a layer with itself, so that this is added up too."""
-
-
 def random_orders(count: int, samples: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield N random permutations of n samples, (n,), on the CPU."""
+    """Yield N random permutations of n samples, (n,), on the CPU.
+
+    One at a time, because a null distribution needs no more, and N of them take 8 N n bytes.
+    """
     for _ in range(count):
         yield torch.randperm(samples, generator=generator, device="cpu")
 
@@ -258,6 +261,12 @@ def draw_weights(
     """Return how often each sample was drawn in each of N resamples, (N, n), on the CPU.
 
     A resample with too few different samples for the estimator is drawn again.
+
+    Args:
+        count: N.
+        samples: n.
+        estimator: the estimator, which needs at least 4 or 2 different samples.
+        generator: a generator on the CPU, so that every device has the same resamples.
     """
     weights = torch.zeros(count, samples, device="cpu", dtype=torch.float64)
     missing = torch.ones(count, dtype=torch.bool, device="cpu")
@@ -279,9 +288,16 @@ def weighted_products(
 ) -> Products:
     """Yield parts of HSIC with each of the N weights (N, n), which are on the matrices' device.
 
-    A part is ``(numbers, values)`` for the k weights ``numbers``. The values (k, L1 L2) are those
-    of every pair; if ``grams_y`` is given, those of each matrix with itself follow, which makes
-    (k, L1 L2 + L1 + L2). The parts of a weight add up to its HSIC.
+    Args:
+        grams_x: L1 Gram matrices (n, n).
+        grams_y: L2 Gram matrices of the same samples; None for ``grams_x`` again.
+        estimator: the estimator of HSIC.
+        weights: how often each sample was drawn, (N, n).
+
+    Returns:
+        Parts ``(numbers, values)`` for the k weights ``numbers``. The values (k, L1 L2) are those
+        of every pair; if ``grams_y`` is given, those of each matrix with itself follow, which makes
+        (k, L1 L2 + L1 + L2). The parts of a weight add up to its HSIC.
     """
     weights = weights.to(sum_dtype(grams_x[0].device))
     divisors = _divisors(weights, estimator)
@@ -342,6 +358,7 @@ def _row_terms(
     slabs = (centred_slabs(side, estimator, rows) for side in sides)
     for start, slab in zip(range(0, samples, rows), zip(*slabs, strict=True), strict=True):
         matrices = [side.view(len(side), -1, samples) for side in slab]
+        # Sums of that many weights, (k, L, rows), take an eighth of a slab, which is (L, rows, n).
         for numbers in _slices(len(weights), samples // 8):
             all_weights, row_weights = weights[numbers], weights[numbers, start : start + rows]
             # a and b, (k, L, rows)

@@ -23,10 +23,15 @@ from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
 
 EstimatorName: TypeAlias = Literal["unbiased", "biased", "exact", "sampled_neurons"]
+"""What users write as ``estimator=``; :class:`Minibatch` is all of them but "exact"."""
 
 
 def check_settings(estimator: str, hsic_batch_size: int | None) -> None:
     """Check the estimator and the size of parts.
+
+    Args:
+        estimator: a name from :data:`EstimatorName`.
+        hsic_batch_size: number of samples in a part; None for whole batches.
 
     Raises:
         SettingError: if the estimator is unknown, or the size is too small or has no meaning.
@@ -71,6 +76,7 @@ class BatchMeasurements:
     """
 
     def __init__(self, values: Sequence[Measurement], positions: Sequence[int | None]) -> None:
+        """Keep the distinct measurements, and the position in them of each row's measurement."""
         self.values = values
         self.positions = tuple(positions)
 
@@ -84,7 +90,12 @@ class Estimator(Protocol):
     """Rows of each model that cannot be estimated, because their number of features has changed."""
 
     def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
-        """Return what is kept of an output (n, ...); ``real`` is the mask (n, t) of its tokens."""
+        """Return what is kept of an output.
+
+        Args:
+            features: the output, (n, ...).
+            real: True for its tokens and False for padding, (n, t); None if no token is padding.
+        """
 
     def add(self, models: Sequence[BatchMeasurements]) -> None:
         """Add a batch of one model, compared with itself, or of two models."""
@@ -126,7 +137,11 @@ class SmallerParts:
 
     @contextmanager
     def measuring(self, outputs: int) -> Iterator[None]:
-        """Measure a block whose time depends on the size of parts, for that many outputs."""
+        """Measure a block whose time depends on the size of parts.
+
+        Args:
+            outputs: number of outputs whose Gram matrices the block computes.
+        """
         start = self._clock()
         yield
         self._seconds += self._clock() - start
@@ -136,6 +151,9 @@ class SmallerParts:
         """Return advice if parts would halve the time, and if it was not given before.
 
         The time of a batch begins when this is called after the batch before.
+
+        Args:
+            samples: number of samples in the batch.
         """
         now = self._clock()
         total, measured, outputs = now - self._start, self._seconds, self._outputs
@@ -171,6 +189,16 @@ class Minibatch:
         sampled_neurons: bool = False,
         advice: SmallerParts | None = None,
     ) -> None:
+        """Prepare the sums.
+
+        Args:
+            kernel: a kernel from :func:`cka.functional.kernels.resolve_kernel`.
+            estimator: the estimator of HSIC.
+            part_size: number of samples in each part of a batch; None for the whole batch.
+            resamplings: get the Gram matrices of every part, too.
+            sampled_neurons: whether to correct for a finite number of features.
+            advice: measures the time; None if no advice can be given.
+        """
         self._kernel = kernel
         self._estimator = estimator
         self._part_size = part_size
@@ -268,7 +296,9 @@ class Minibatch:
         device = model.values[0].parts[0].device
         key = (model.positions, device)
         if key not in self._index:
-            self._index = {k: v for k, v in self._index.items() if len(self._index) < 8}
+            # Positions may differ in every batch, so all are dropped if there are eight.
+            if len(self._index) >= 8:
+                self._index = {}
             self._index[key] = torch.tensor(_positions(model), device=device)
         return self._index[key]
 

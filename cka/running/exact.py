@@ -33,6 +33,14 @@ class Exact:
         limit_bytes: int | None,
         resamplings: Sequence[Resampling] = (),
     ) -> None:
+        """Prepare to store features.
+
+        Args:
+            kernel: a kernel from :func:`cka.functional.kernels.resolve_kernel`.
+            expected: number of samples that will be added; None if it is not known.
+            limit_bytes: limit of host memory in bytes; None means what is free.
+            resamplings: get the Gram matrices of all samples, too.
+        """
         self._kernel = kernel
         self._expected = expected
         self._limit_bytes = limit_bytes
@@ -40,7 +48,7 @@ class Exact:
         # Chunks of each row of each model; None for a row that is left out.
         self._features: list[list[list[Measurement] | None]] = []
         self.uneven: Sequence[set[int]] = ()
-        self._devices: list[torch.device] = []
+        self._devices: list[torch.device] = []  # that of the first output, where Grams are computed
         self._samples = 0
 
     def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
@@ -106,6 +114,7 @@ class Exact:
         sizes = (len(self._features[0]), len(self._features[-1]))
         for stored in self._features:
             distinct, where = _distinct(stored)
+            # Rows that share features have lists of their own, which would keep them in memory.
             stored.clear()
             if not distinct:
                 return zero_sums(*sizes, sum_dtype(self._devices[0]), self._devices[0])
@@ -184,7 +193,11 @@ def _megabytes(size: int) -> str:
 
 
 def available_bytes(stored: int) -> int | None:
-    """Return the free bytes of host memory plus ``stored``; None if unknown."""
+    """Return how many bytes of host memory features and Gram matrices may take; None if unknown.
+
+    Args:
+        stored: bytes of the features that are stored already, and so are not free any more.
+    """
     try:
         return stored + os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -20,18 +20,25 @@ from cka.running.placement import input_dtype, unwrap
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """One model of a comparison, with its selected layers and its name."""
+    """One model of a comparison."""
 
     module: nn.Module
+    """The network, without wrappers."""
     selection: Selection
+    """Its selected layers."""
     name: str
+    """Its name in the result."""
 
 
 def check_model(model: object, name: str) -> None:
-    """Check that hooks can be registered on a model.
+    """Check that hooks can be registered on a model, and that they will be called.
+
+    Args:
+        model: what the user passed.
+        name: its name in the message of an error.
 
     Raises:
-        InputError: if it is not a torch.nn.Module; the message contains ``name``.
+        InputError: if it is not a torch.nn.Module, or is scripted or traced.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -49,7 +56,14 @@ def check_model(model: object, name: str) -> None:
 def model_names(
     first: nn.Module, second: nn.Module, given1: str | None, given2: str | None
 ) -> tuple[str, str]:
-    """Return the models' names; two models of one class get a number if no name is given."""
+    """Return the models' names; two models of one class get a number if no name is given.
+
+    Args:
+        first: the rows' model.
+        second: the columns' model; the same object in a self-comparison.
+        given1: the name that the user gave to the first model; None if none.
+        given2: the name that the user gave to the second model; None if none.
+    """
     class1, class2 = type(first).__name__, type(second).__name__
     if first is second:
         return given1 or given2 or class1, given2 or given1 or class1
@@ -79,6 +93,7 @@ class Rows:
         self.other_tokens.update(record.other_tokens)
         if not self.calls:
             self.calls = list(record.rows)
+        # A call that was left out for a reason of its own keeps that reason.
         for call in set(self.calls).symmetric_difference(record.rows):
             self.left_out.setdefault(call, LeftOut.NOT_IN_EVERY_BATCH)
         return [record.rows.get(call) for call in self.calls]
@@ -107,6 +122,9 @@ class Rows:
 
 def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
     """Return the rows of all ranks together.
+
+    Args:
+        rows_of_ranks: the rows of each rank that had a batch, at least one.
 
     Raises:
         InputError: if the calls of two ranks differ.
@@ -144,6 +162,17 @@ class ModelRunner:
         feed: Feed | None,
         mask: Mask = "auto",
     ) -> None:
+        """Prepare to run the model.
+
+        Args:
+            model: the network, without wrappers, on its device.
+            selections: the layers to measure; two in a self-comparison with other columns.
+            reader: selects the tensor of an output.
+            estimator: measures it.
+            device: where batches are copied to.
+            feed: a user's function that runs the model; None to call the model.
+            mask: which tokens of a batch are padding.
+        """
         modules = {
             name: module for selection in selections for name, module in selection.modules.items()
         }
@@ -153,12 +182,16 @@ class ModelRunner:
         self.rows = Rows()
         self._model = model
         self._device = device
+        # A user's function gets the batch in its own dtype: it may convert it itself.
         self._dtype = None if feed is not None else input_dtype(model)
         self._feed = feed
         self._mask = mask
 
     def run(self, batch: Any) -> PassRecord[Measurement]:
         """Run the model on one batch and return the measurements of its selected layers.
+
+        Args:
+            batch: a batch of the loader, with the samples in the first dimension.
 
         Raises:
             LayerError: if no selected layer returned a tensor with the batch in its first

@@ -30,9 +30,13 @@ def gather(own: Any) -> list[Any]:
 
     Ranks exchange tensors of bytes. ``torch.distributed`` can exchange any object, but by pickle,
     which runs code that the sender chooses.
+
+    Args:
+        own: this rank's value, of builtin types.
     """
     device = _exchange_device(torch.device("cpu"))
     data = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8).to(device)
+    # Ranks' texts have different lengths, and all_gather needs one: they are padded to the longest.
     sizes = [size.item() for size in _all_gather(torch.tensor([len(data)], device=device))]
     padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=device)
     padded[: len(data)] = data
@@ -47,7 +51,11 @@ def _all_gather(own: Tensor) -> list[Tensor]:
 
 
 def sum_over_ranks(vector: Tensor) -> Tensor:
-    """Return the sum of the vectors of all ranks, on every rank and on the vector's device."""
+    """Return the sum of the vectors of all ranks, on every rank and on the vector's device.
+
+    Args:
+        vector: this rank's tensor; its shape must be the same on all ranks.
+    """
     total = vector.to(_exchange_device(vector.device), copy=True)
     dist.all_reduce(total)
     return total.to(vector.device)
@@ -76,7 +84,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def eager(models: list[nn.Module]) -> AbstractContextManager[object]:
-    """Return a context in which compiled parts run uncompiled, so that their hooks are called."""
+    """Return a context in which compiled parts run uncompiled, so that their hooks are called.
+
+    Args:
+        models: the models that run in the context.
+    """
     modules = chain.from_iterable(model.modules() for model in models)
     # A torch version without _compiled_call_impl does not show whether a part is compiled.
     if not any(
@@ -137,6 +149,11 @@ def device_for(model: nn.Module, device: torch.device | None, name: str) -> torc
     This is ``device`` if it is given; otherwise the model's own device if that is an accelerator;
     otherwise the current accelerator, or the CPU if none is available. A model on several devices
     is not moved, and its batches are copied to the device of its first weight.
+
+    Args:
+        model: the model.
+        device: the device that the user chose; None if none was chosen.
+        name: name of the model in the message of an error.
 
     Raises:
         InputError: if the model is on several devices and ``device`` is given.

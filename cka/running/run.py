@@ -81,7 +81,11 @@ class Resamples:
         return cls(null, bootstrap, int(seed))
 
     def of_pair(self, rank: int) -> ResamplingsOfPair:
-        """Return what resamples the batches of one pair of models on a rank."""
+        """Return what resamples the batches of one pair of models.
+
+        Args:
+            rank: number of this process among the ranks of ``torch.distributed``; 0 if alone.
+        """
         seed = self.seed + rank  # ranks draw independently of each other
         return ResamplingsOfPair(
             None if self.null is None else Resampling(PERMUTATIONS, self.null, seed),
@@ -113,7 +117,9 @@ class Outcome:
     columns: list[str]
     """L2 labels."""
     samples: int
+    """Number of samples used."""
     batches: int
+    """Number of batches used."""
     calibration: Calibration | None
     """What CKA would be by chance; None if not asked for."""
     confidence: Confidence | None
@@ -134,6 +140,15 @@ class Run:
         over_ranks: bool,
         resamplings: ResamplingsOfPair,
     ) -> None:
+        """Prepare a comparison.
+
+        Args:
+            runners: the runner of one model, compared with itself, or of two.
+            selections: the layers of the rows' and of the columns' model.
+            estimator: gets the measurements.
+            over_ranks: whether the sums of all ranks of ``torch.distributed`` are added.
+            resamplings: the same that the estimator adds to; their sums are read here.
+        """
         self._resamplings = resamplings
         self.samples = 0
         self.last_samples = 0
@@ -147,7 +162,11 @@ class Run:
         self._device = torch.device("cpu")
 
     def skips(self, batch: Any) -> bool:
-        """Whether a batch has too few samples; if it has, note its size."""
+        """Whether a batch has too few samples; if it has, note its size.
+
+        A batch that does not show its number of samples is not skipped: :meth:`add` gets it from
+        the first output.
+        """
         size = samples_in(batch)
         if size is None or size >= self._estimator.min_samples:
             return False
@@ -231,6 +250,7 @@ class Run:
             "dtype": dtype,
             "exponents": None if sums is None else sums.exponents,
         }
+        # A rank without batches has no rows: its loader may have been empty.
         used = [rank for rank in placement.gather(own) if rank["batches"]]
         if not used:
             return None
@@ -245,6 +265,7 @@ class Run:
             shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))
             sums = zero_sums(*shape, sum_dtype(self._device), self._device)
             sums = replace(sums, exponents=exponents)
+        # Sums of ranks can be added only if their matrices have the same exponents.
         sums = with_exponents(sums, exponents)
         return vector_to_sums(placement.sum_over_ranks(sums_to_vector(sums)), sums)
 
@@ -373,6 +394,7 @@ class SimultaneousRuns:
             LayerError: if no selected layer returned a tensor with the batch in its first
                 dimension.
         """
+        # A list, so that every run notes the size for its warning; any() would stop at the first.
         skipped = [run.skips(batches[0]) for run in self._runs]
         if any(skipped):
             return
