@@ -302,7 +302,7 @@ BatchTuple: TypeAlias = tuple[Any, ...]
 
 
 def batch_tuples(loaders: tuple[Iterable[Any], ...], min_samples: int) -> Iterator[BatchTuple]:
-    """Yield one batch of each loader at a time, with as few batches as possible too small.
+    """Yield one batch of each loader at a time; join a batch that is too small to another.
 
     A batch with fewer than ``min_samples`` samples is concatenated with the batch before it if
     that batch is still available.
