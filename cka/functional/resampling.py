@@ -142,8 +142,9 @@ class Resampling:
             total: sums of all batches with this one.
         """
         sizes = (len(grams_x), None if grams_y is None else len(grams_y))
-        pairs = _pair_numbers(positions, sizes, self._kind.with_self_terms)
-        sums, used = self._shared(pairs, total)
+        sums, used = self._shared(
+            _pair_numbers(positions, sizes, self._kind.with_self_terms), total
+        )
         if self._exponents != total.exponents:
             sums.values.mul_(self._factors(self._exponents, total))
         self._exponents = total.exponents
@@ -154,8 +155,11 @@ class Resampling:
         for numbers, products in self._kind.products(
             grams_x, grams_y, estimator, drawn.to(total.cross.device)
         ):
-            chosen = products[:, used]
-            sums.values[numbers] += chosen if factors is None else chosen * factors
+            # Nothing here has a name: it would still be alive while the next part is computed.
+            if factors is None:
+                sums.values[numbers] += products[:, used]
+            else:
+                sums.values[numbers] += products[:, used] * factors
 
     def _shared(self, pairs: Tensor, total: Sums) -> tuple[Resampled, Tensor]:
         """Return the sums, and the position in a batch's products of each of their columns, (P,).
@@ -340,8 +344,13 @@ def _pair_terms(
                 factors = factors * added
             factors *= 2 - (pairs[0] == pairs[1]).to(x.dtype)  # (i, j) stands for (j, i) too
             cross = (factors[:, None, :] * x).flatten(0, 1) @ y.T
-            own = None if grams_y is None else (factors @ x.square().T, factors @ y.square().T)
-            yield numbers, _joined(cross.view(len(factors), len(x), len(y)), own)
+            yield (
+                numbers,
+                _joined(
+                    cross.view(len(factors), len(x), len(y)),
+                    None if grams_y is None else (factors @ x.square().T, factors @ y.square().T),
+                ),
+            )
 
 
 def _row_terms(
@@ -386,8 +395,9 @@ def _row_terms(
     factor = weights.sum(1) ** -2 if estimator == "biased" else torch.ones_like(weights[:, 0])
     for numbers in _slices(len(weights), samples // 8):
         x, y = whole_sums[0][numbers], whole_sums[-1][numbers]
-        own_wholes = None if grams_y is None else (x.square(), y.square())
-        wholes = _joined(x[:, :, None] * y[:, None, :], own_wholes)
+        wholes = _joined(
+            x[:, :, None] * y[:, None, :], None if grams_y is None else (x.square(), y.square())
+        )
         yield numbers, wholes * factor[numbers, None]
 
 
