@@ -8,6 +8,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from pytest_cka_memory.core.holdings import Link
 from pytest_cka_memory.holders import tensors
 from pytest_cka_memory.holders.expressions import is_own_dict, shortened, text_of
@@ -20,6 +22,7 @@ from pytest_cka_memory.holders.tensors import (
 )
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import is_node
 
 _NAMES = ("_modules", "_parameters", "_buffers")
@@ -178,16 +181,14 @@ def path_text(path: Sequence[Reference]) -> str:
 
 
 def _is_flat(value: Any) -> bool:
-    import torch
 
     # FlatParameter has a metaclass, but its instances are plain parameters with this attribute.
     return type(value) is torch.nn.Parameter and "_is_flat_param" in vars(value)
 
 
 def _is_saved(text: str) -> bool:
-    from pytest_cka_memory.meters.torch_private import unpacked_name
 
-    name = unpacked_name(text.removeprefix("."))
+    name = torch_private.unpacked_name(text.removeprefix("."))
     return name.startswith(("_saved_", "saved_tensors"))
 
 

@@ -16,6 +16,7 @@ from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import TypeRules
 from pytest_cka_memory.holders.tensors import class_name, dtype_and_shape_of
 from pytest_cka_memory.holders.tree import locals_of
+from pytest_cka_memory.meters import torch_private
 
 _MOST_SEARCHED = 20_000
 """Objects that one search for a cycle looks at; a longer cycle would not be readable either."""
@@ -56,10 +57,8 @@ def described_garbage(
 
     Some of them may be referenced by live objects too; :func:`freed` leaves these out later.
     """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
-
     wanted = {found.key: found for found in allocations}
-    with no_torch_function():  # the user's modes must not see these calls
+    with torch_private.no_torch_function():  # the user's modes must not see these calls
         holders = _holders_of(garbage, wanted)
         cycles = _Cycles(garbage)
         texts: dict[object, tuple[str, str]] = {}

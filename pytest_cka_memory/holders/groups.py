@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite, Context, Freed
 from pytest_cka_memory.core.holdings import Holding
@@ -23,11 +25,9 @@ from pytest_cka_memory.core.kinds import (
 from pytest_cka_memory.holders import tensors
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
-
-if TYPE_CHECKING:
-    import torch
-
+from pytest_cka_memory.meters.objects import gradient_of
 
 _CREATES = frozenset(
     {"arange", "as_tensor", "asarray", "empty", "eye", "from_dlpack", "from_numpy", "frombuffer"}
@@ -54,8 +54,6 @@ class KindsNow:
         Args:
             blocks: the addresses of blocks that are live, and how many bytes each has.
         """
-        import torch
-
         self.known: dict[int, str] = {}
         """Address of a tensor's data -> its kind."""
         self.saved: set[int] = set()
@@ -70,7 +68,7 @@ class KindsNow:
         for optimizer in optimizers:
             groups = (group["params"] for group in optimizer.param_groups)
             self._note(PARAMETERS, (tensor for group in groups for tensor in group), rules)
-        gradients = (it for it in map(_gradient_of, tensors) if it is not None)
+        gradients = (it for it in map(gradient_of, tensors) if it is not None)
         self._note(GRADIENTS, gradients, rules)
         for optimizer in optimizers:
             self._note(OPTIMISER, _tensors_in(optimizer.state), rules)
@@ -140,10 +138,8 @@ def _only_creates(code: str) -> bool:
     return getattr(called, "attr", getattr(called, "id", None)) in _CREATES
 
 
-def _objects() -> tuple[list["torch.Tensor"], list[Any], list[Any]]:
+def _objects() -> tuple[list[torch.Tensor], list[Any], list[Any]]:
     """Return all tensors, modules and optimizers that the garbage collector knows."""
-    import torch
-
     tensors, modules, optimizers = [], [], []
     for value in gc.get_objects():
         kind = type(value)
@@ -156,8 +152,7 @@ def _objects() -> tuple[list["torch.Tensor"], list[Any], list[Any]]:
     return tensors, modules, optimizers
 
 
-def _tensors_of_module(module: Any) -> Iterator["torch.Tensor"]:
-    import torch
+def _tensors_of_module(module: Any) -> Iterator[torch.Tensor]:
 
     try:  # as nn.Module defines them: the user's class may override it
         yield from torch.nn.Module.parameters(module, recurse=False)
@@ -166,16 +161,8 @@ def _tensors_of_module(module: Any) -> Iterator["torch.Tensor"]:
         return
 
 
-def _gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
-    from pytest_cka_memory.meters.objects import gradient_of
-
-    return gradient_of(tensor)
-
-
-def _tensors_in(value: Any) -> Iterator["torch.Tensor"]:
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested dicts, lists and tuples."""
-    import torch
-
     if issubclass(type(value), torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple, set)):
@@ -192,7 +179,7 @@ def _keys_of(value: Any, rules: RulesForType) -> Collection[int]:
     return () if found is None else found.keys(value)
 
 
-def _saved_in_graphs(tensors: Iterable["torch.Tensor"], rules: RulesForType) -> Iterator[int]:
+def _saved_in_graphs(tensors: Iterable[torch.Tensor], rules: RulesForType) -> Iterator[int]:
     """Yield what identifies the storages that the graphs of these tensors have kept."""
     todo = [node for tensor in tensors if (node := grad_fn_of(tensor)) is not None]
     seen: set[Any] = set(todo)
@@ -250,11 +237,9 @@ def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
 
     Everything that was allocated before the region comes last, by its kind alone.
     """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
-
     inside = [group for group in groups if not group.before_region]
     early = [group for group in groups if group.before_region]
-    with no_torch_function():  # the user's modes must not see these calls
+    with torch_private.no_torch_function():  # the user's modes must not see these calls
         if not any(group.context is not None or group.older is not None for group in groups):
             entries = [_entry_of(group, None) for group in inside]
             counts = (Holding(bytes=group.bytes, count=group.count) for group in early)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
+import torch
+
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
@@ -19,6 +21,7 @@ from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
 from pytest_cka_memory.holders.tensors import dtype_and_shape_of, label
 from pytest_cka_memory.holders.tree import Paths, Reference, frame_roots, module_roots
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 
 _GROWS = (
@@ -166,8 +169,6 @@ def container_before(paths: Paths, kind: type) -> Container | None:
 
 def _is_growing(step: Reference, before: ReferencePath) -> bool:
     """Whether an object is a container of the user's: not a part of another object of torch."""
-    import torch
-
     if not issubclass(type(step.value), _GROWING):
         return False
     if any(issubclass(type(each.value), torch.optim.Optimizer) for each in before):
@@ -301,8 +302,6 @@ def growing_graph(boundaries: Sequence[int]) -> str | None:
     Args:
         boundaries: what :data:`.torch_private.sequence_number` has returned at each boundary.
     """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
-
     if len(boundaries) <= _FEWEST or any(
         later <= earlier for earlier, later in pairwise(boundaries)
     ):
@@ -310,7 +309,7 @@ def growing_graph(boundaries: Sequence[int]) -> str | None:
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
-        with no_torch_function(), expressions.remembering_places():
+        with torch_private.no_torch_function(), expressions.remembering_places():
             tensor = _newest_with_every_batch(boundaries)
             return None if tensor is None else advice_of_nodes(tensor, _name_of_tensor(tensor))
     finally:
@@ -320,14 +319,10 @@ def growing_graph(boundaries: Sequence[int]) -> str | None:
 
 def _newest_with_every_batch(boundaries: Sequence[int]) -> Any:
     """Return the tensor, of several the one that was computed last."""
-    import torch
-
-    from pytest_cka_memory.meters.torch_private import number_of_node
-
     known = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
     computed = [(node, tensor) for tensor in known if (node := grad_fn_of(tensor)) is not None]
     seen: set[Any] = set()
-    for node, tensor in sorted(computed, key=lambda each: -number_of_node(each[0])):
+    for node, tensor in sorted(computed, key=lambda each: -torch_private.number_of_node(each[0])):
         if node not in seen and _batches_of(node, boundaries, seen) >= len(boundaries) - 1:
             return tensor
     return None
@@ -338,20 +333,18 @@ def _batches_of(node: Any, boundaries: Sequence[int], seen: set[Any]) -> int:
 
     A node that is older than the first boundary leads to none that is newer.
     """
-    from pytest_cka_memory.meters.torch_private import number_of_node
-
     batches = set()
     seen.add(node)
     todo = [(node, 1)]
     while todo and len(seen) < _MOST_NODES:
         node, depth = todo.pop()
-        number = number_of_node(node)
+        number = torch_private.number_of_node(node)
         if number < boundaries[-1]:  # that of a parameter's node is the highest there is
             batches.add(bisect_right(boundaries, number))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
-                if number_of_node(following) >= boundaries[0] and depth < _DEEPEST:
+                if torch_private.number_of_node(following) >= boundaries[0] and depth < _DEEPEST:
                     todo.append((following, depth + 1))
     return len(batches - {0})
 

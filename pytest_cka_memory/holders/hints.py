@@ -15,6 +15,8 @@ from itertools import takewhile
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.libraries import OWN_FOLDERS, is_of_package
 from pytest_cka_memory.holders import expressions, owners, references
@@ -26,6 +28,7 @@ from pytest_cka_memory.holders.tensors import (
     is_part_of_its_storage,
 )
 from pytest_cka_memory.holders.tree import Paths, Reference
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.units import counted
 
@@ -213,8 +216,6 @@ def _first(rules: Sequence[Rule], path: ReferencePath) -> str | None:
 
 def _of_several(paths: Paths, batches: int | None) -> str | None:
     """Return advice that names the container of the user's that keeps optimizers, or that grows."""
-    import torch
-
     grows = (batches or 0) > 1
     if _has(paths.first, torch.optim.Optimizer):
         keeper = container_before(paths, torch.optim.Optimizer)
@@ -253,8 +254,6 @@ def _logged(path: ReferencePath) -> str | None:
 
 def _hook(path: ReferencePath) -> str | None:
     """Match the dicts in which modules and tensors, and torch itself, keep hooks."""
-    import torch
-
     first, name = path[0], path[0].text or ""
     if first.root is not None and first.root.prefix.startswith("torch."):
         return _HOOK if name.startswith("_global_") and name.endswith("_hooks") else None
@@ -269,8 +268,6 @@ def _hook(path: ReferencePath) -> str | None:
 @functools.cache
 def _names_of_hooks() -> frozenset[str]:
     """Return the names of the attributes in which a module keeps its hooks."""
-    import torch
-
     return frozenset(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
 
 
@@ -319,7 +316,6 @@ _RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _packed, _hook, _exce
 
 
 def _gradient(path: ReferencePath) -> str | None:
-    import torch
 
     number = next((n for n, it in enumerate(path) if is_gradient(it.value, it.parent)), None)
     if number is not None:
@@ -336,8 +332,6 @@ def _gradient(path: ReferencePath) -> str | None:
 
 def _is_state(path: ReferencePath) -> bool:
     """Whether a path leads through the state of an optimizer, and not to its parameters."""
-    import torch
-
     values = [step.value for step in path]
     optimizers = [it for it in values if issubclass(type(it), torch.optim.Optimizer)]
     states = {id(vars(it).get("state")) for it in optimizers}
@@ -351,8 +345,6 @@ def _plain_local(path: ReferencePath) -> str | None:
 
 def _local_tensor(path: ReferencePath) -> str | None:
     """Match such a tensor, and what only its autograd graph holds."""
-    import torch
-
     inside = all(issubclass(type(step.value), torch.Tensor) or _is_node(step) for step in path)
     name, function = _local(path)
     if not function or not inside or not issubclass(type(path[0].value), torch.Tensor):
@@ -385,10 +377,6 @@ def _is_node(step: Reference) -> bool:
 
 def _of_tensor(path: ReferencePath) -> str | None:
     """Return advice that follows from the holder, if that is a tensor, or from its graph."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-
     nodes = [number for number, step in enumerate(path) if _is_node(step)]
     holder = path[nodes[0] - 1 if nodes else -1].value
     if not issubclass(type(holder), torch.Tensor):
@@ -411,7 +399,5 @@ def _of_tensor(path: ReferencePath) -> str | None:
 
 def _is_in_container(path: ReferencePath) -> bool:
     """Whether the holder is an entry of a container, but not a parameter or buffer of a module."""
-    import torch
-
     near = path[-4:-1]
     return issubclass(type(path[-1].parent), _CONTAINERS) and not _has(near, torch.nn.Module)

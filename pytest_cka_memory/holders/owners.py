@@ -12,13 +12,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders import chains, growing, references, tensors
 from pytest_cka_memory.holders.expressions import without_places
 from pytest_cka_memory.holders.tensors import class_name
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
+from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.autograd_nodes import is_node, mro
+from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
 _FIND_OUT = (
     "to find out which, put cka_memory.measure() around a half of the block, then around a half of "
@@ -161,11 +165,9 @@ def is_in_buckets(allocation: Allocation) -> bool:
 
 def _bucket_sizes(model: Any) -> Sequence[int]:
     """Return the bytes of each bucket, as the allocator rounds them."""
-    from pytest_cka_memory.meters.torch_keepers import bucket_sizes
-
     return [
         rounded
-        for size in bucket_sizes(model)
+        for size in torch_keepers.bucket_sizes(model)
         for rounded in (size, -(-size // _ROUNDED) * _ROUNDED)
     ]
 
@@ -175,16 +177,12 @@ _ROUNDED = 512
 
 
 def _is_distributed() -> bool:
-    import torch
 
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def unowned() -> str:
     """Return what may hold bytes that belong to no tensor that Python knows."""
-    from pytest_cka_memory.meters import torch_keepers
-    from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
-
     kinds = [_UNOWNED]
     if torch_keepers.uses_cuda():
         if KEEPS_WORKSPACES:
@@ -201,8 +199,6 @@ def is_cast_by_autocast(allocation: Allocation) -> bool:
 
 def autocast_is_caching() -> bool:
     """Whether this thread is in a block of autocast, at whose end torch empties its cache."""
-    import torch
-
     torch.autocast_increment_nesting()
     blocks: int = torch.autocast_decrement_nesting()
     return blocks > 0 and torch.is_autocast_cache_enabled()
@@ -210,16 +206,15 @@ def autocast_is_caching() -> bool:
 
 def compiled() -> str:
     """Return how to free what code holds that ``torch.compile`` made."""
-    from pytest_cka_memory.meters.torch_keepers import RESET_COMPILER
-
-    return _COMPILED.format(RESET_COMPILER)
+    return _COMPILED.format(torch_keepers.RESET_COMPILER)
 
 
 def is_compiled(path: Sequence[Reference]) -> bool:
     """Whether a path leads through an object of ``torch.compile``."""
-    from pytest_cka_memory.meters.torch_keepers import COMPILER_PACKAGES
-
-    return any(tensors.module_name_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
+    return any(
+        tensors.module_name_of(step.value).startswith(torch_keepers.COMPILER_PACKAGES)
+        for step in path
+    )
 
 
 def _checkpoint(path: Sequence[Reference]) -> bool:
@@ -270,10 +265,6 @@ def _possible(allocation: Allocation, holder: Any = None) -> str:
         allocation: what is held.
         holder: the object that C or C++ code references, if one was found.
     """
-    import torch
-
-    from pytest_cka_memory.meters import torch_keepers, torch_private
-
     operator = None if allocation.site is None else allocation.site.operator
     kinds = [_PERHAPS_AUTOCAST] if operator is None and autocast_is_caching() else []
     kinds.append("an autograd graph of which no Python object has the result")

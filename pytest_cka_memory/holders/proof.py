@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
 from pytest_cka_memory.holders.tree import Reference, ReferenceTree, Root
+from pytest_cka_memory.meters.objects import storages_of
 
 Path = Sequence[Reference]
 Roots = Callable[[], tuple[list[Root], list[Root]]]
@@ -110,9 +113,6 @@ def _only_tensor_function() -> Callable[[Any], bool]:
 
     It is called for every tensor, so what it needs is looked up once.
     """
-    import torch
-
-    from pytest_cka_memory.meters.objects import storages_of
     from pytest_cka_memory.meters.torch_private import storage_key, storage_use_count, use_count
 
     def is_only_tensor(value: Any) -> bool:

@@ -13,16 +13,20 @@ import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node, mro
-
-if TYPE_CHECKING:
-    import torch
-
+from pytest_cka_memory.meters.objects import (
+    PLAIN_TENSORS,
+    gradient_of,
+    storages_of,
+    with_subclasses,
+)
 
 _MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 PACKED_ADVICE = (
@@ -107,11 +111,6 @@ Source: ``dlpack.h`` 1.0, ``DLManagedTensor`` and ``DLManagedTensorVersioned`` w
 
 def _cpp_rules() -> RulesForType:
     """Return the rules for the types of such objects; None for others."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.objects import with_subclasses
-
     futures = with_subclasses(torch.futures.Future)
     script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
 
@@ -130,7 +129,6 @@ def _cpp_rules() -> RulesForType:
 
 
 def _references_of_script(value: Any) -> Iterator[tuple[str, Any]]:
-    from pytest_cka_memory.meters import torch_keepers
 
     yield from torch_keepers.script_references(value)
     yield from _script_constants(value)
@@ -177,10 +175,6 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     Args:
         blocks: the addresses of blocks of memory, and how many bytes each has.
     """
-    import torch
-
-    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, with_subclasses
-
     keys_of_tensor, keys_of_storage = _key_functions(blocks or {})
     references_of_plain = _plain_references()
     tensor_types = with_subclasses(torch.Tensor)
@@ -215,9 +209,6 @@ def _key_functions(
 
     A search calls them for every tensor it meets, so what they need is looked up once.
     """
-    import torch
-
-    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, storages_of
     from pytest_cka_memory.meters.torch_private import is_lazy_clone, storage_key
 
     meta = torch.device("meta")
@@ -263,7 +254,7 @@ def _key_functions(
     return of_tensor, of_storage
 
 
-def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]:
+def _plain_references() -> Callable[[torch.Tensor], Iterable[tuple[str, Any]]]:
     """Return a function that does what :func:`_references_of_tensor` does, in a fifth of the time.
 
     Only for types of torch that override nothing. A search asks every live tensor, and most are no
@@ -274,7 +265,7 @@ def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]
 
     hooks, later_hooks = (*TENSOR_HOOKS, "grad", "grad")[:2]  # a version of torch may lack them
 
-    def references(tensor: "torch.Tensor") -> Iterable[tuple[str, Any]]:
+    def references(tensor: torch.Tensor) -> Iterable[tuple[str, Any]]:
         try:
             has_none = (
                 base_of(tensor) is None
@@ -290,9 +281,7 @@ def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]
     return references
 
 
-def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.objects import gradient_of
+def _references_of_tensor(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
 
     with torch_private.no_subclass_function():
         if (node := grad_fn_of(tensor)) is not None:
@@ -308,9 +297,7 @@ def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
 
 def _node_rules(kind: type) -> TypeRules:
     """Return the rules for one type of autograd node: its inputs' nodes and saved tensors."""
-    from pytest_cka_memory.meters.torch_private import raw_saved
-
-    saved = raw_saved(kind)
+    saved = torch_private.raw_saved(kind)
     is_leaf = "variable" in dir(kind)
 
     def references(node: Any) -> Iterator[tuple[str, Any]]:
@@ -327,9 +314,7 @@ def _node_rules(kind: type) -> TypeRules:
 
 def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield what is saved under `name`, not unpacked: unpacking would run the user's hooks."""
-    from pytest_cka_memory.meters.torch_private import unpacked_name
-
-    plain = unpacked_name(name)
+    plain = torch_private.unpacked_name(name)
     try:
         raw = getattr(node, name)
         several = isinstance(raw, tuple)

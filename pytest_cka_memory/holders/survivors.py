@@ -42,6 +42,8 @@ from pytest_cka_memory.holders.tree import (
     traceback_roots,
 )
 from pytest_cka_memory.holders.unreached import UnreachedTree, find_unreached
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.objects import may_be_pinned
 
 _MANY = 100_000
 """Storages that are explained without a word."""
@@ -210,15 +212,13 @@ def holdings(
         with_paths: whether to describe every reference on the paths to the largest of each group.
         write: shows a line to the user if there are so many that it takes long.
     """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
-
     # In the order of allocation, so that of equally large ones the same is described every time.
     live = sorted(live_of(allocations), key=attrgetter("serial"))
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
         # The user's modes must not see these calls.
-        with no_torch_function(), expressions.remembering_places():
+        with torch_private.no_torch_function(), expressions.remembering_places():
             roots = partial(_roots, named_values, error)
             progress = Progress(len(live), write)
             return _Description(live, roots, boundaries, progress, with_paths).holdings()
@@ -262,8 +262,6 @@ class _Description:
 
     def _groups(self) -> dict[tuple[object, ...], tuple[_Group, owners.Owner | None]]:
         """Return the groups by site, pattern and whether they are pinned, with their owners."""
-        from pytest_cka_memory.meters.objects import may_be_pinned
-
         is_pinned = is_pinned_tensor if may_be_pinned() else lambda _: False
         named, unnamed = Patterns(self._named), Patterns(self._unnamed)
         groups: dict[tuple[object, ...], _Group] = {}

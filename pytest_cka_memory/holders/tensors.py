@@ -5,14 +5,14 @@ import re
 import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_cka_memory.core.places import shown
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.objects import gradient_of, is_pinned, storages_of
 from pytest_cka_memory.units import counted
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 def class_name(kind: type) -> str:
@@ -43,10 +43,6 @@ def label(value: Any) -> str:
 
 def dtype_and_shape_of(value: Any) -> tuple[str | None, tuple[int, ...] | None]:
     """Return the dtype, such as ``float32``, and the shape of a tensor; None each if unknown."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-
     if not issubclass(type(value), torch.Tensor) or torch_private.is_tracing():
         return None, None  # while torch.jit traces, sizes are tensors and become part of the trace
     with torch_private.no_subclass_function(), torch_private.no_dispatch():
@@ -58,11 +54,8 @@ def dtype_and_shape_of(value: Any) -> tuple[str | None, tuple[int, ...] | None]:
     return dtype, shape if all(type(size) is int for size in shape) else None
 
 
-def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
+def is_part_of_its_storage(tensor: torch.Tensor) -> bool:
     """Whether a tensor is smaller than its storage; False if it has none or several."""
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.objects import storages_of
-
     with torch_private.no_subclass_function(), torch_private.no_dispatch():
         storages = storages_of(tensor)
         inner = torch_private.unwrapped(tensor)  # has all elements, and not those of one example
@@ -75,11 +68,6 @@ def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
 
 def is_pinned_tensor(value: Any) -> bool:
     """Whether a value is a tensor or storage in pinned memory of the host, as far as is known."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.objects import is_pinned
-
     if torch_private.is_tracing() or not issubclass(
         type(value), (torch.Tensor, torch.UntypedStorage)
     ):
@@ -90,11 +78,6 @@ def is_pinned_tensor(value: Any) -> bool:
 
 def is_gradient(value: Any, tensor: Any) -> bool:
     """Whether `value` is the ``.grad`` of `tensor`, if that is a tensor."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.objects import gradient_of
-
     if not issubclass(type(tensor), torch.Tensor):
         return False
     with torch_private.no_subclass_function():
@@ -106,10 +89,6 @@ def is_hooks(value: Any, tensor: Any) -> bool:
 
     Any dict of a tensor counts in a torch version that does not tell them.
     """
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-
     if not issubclass(type(tensor), torch.Tensor):
         return False
     if not torch_private.KNOWS_TENSOR_HOOKS:
@@ -118,10 +97,8 @@ def is_hooks(value: Any, tensor: Any) -> bool:
         return any(getattr(tensor, name) is value for name in torch_private.TENSOR_HOOKS)
 
 
-def _field(tensor: "torch.Tensor", name: str) -> Any:
+def _field(tensor: torch.Tensor, name: str) -> Any:
     """Return an attribute as torch defines it, even if the tensor's class overrides it."""
-    import torch
-
     return getattr(torch.Tensor, name).__get__(tensor)
 
 
@@ -137,26 +114,24 @@ def module_paths(identities: Collection[int]) -> dict[int, str]:
     """
     if not identities:
         return {}
-    from torch import nn
 
-    modules = [value for value in gc.get_objects() if issubclass(type(value), nn.Module)]
-    parents: dict[int, tuple[nn.Module, str]] = {}
+    modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module)]
+    parents: dict[int, tuple[torch.nn.Module, str]] = {}
     for module in modules:
         for name, child in _children(module):
             parents.setdefault(id(child), (module, name))
     return {id(it): _path(it, parents) for it in modules if id(it) in identities}
 
 
-def _children(module: "nn.Module") -> Iterator[tuple[str, "nn.Module"]]:
-    from torch import nn
+def _children(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
-    try:  # as nn.Module defines it: the user's class may override it
-        yield from list(nn.Module.named_children(module))
+    try:  # as torch.nn.Module defines it: the user's class may override it
+        yield from list(torch.nn.Module.named_children(module))
     except AttributeError:  # its __init__ has not run
         return
 
 
-def _path(module: "nn.Module", parents: Mapping[int, tuple["nn.Module", str]]) -> str:
+def _path(module: torch.nn.Module, parents: Mapping[int, tuple[torch.nn.Module, str]]) -> str:
     names: list[str] = []
     inside = {id(module)}
     current = module

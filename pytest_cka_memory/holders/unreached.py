@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
+import torch
+
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.search import LEAVES, ByType, RulesForType, Walk
 from pytest_cka_memory.holders.tree import Reference, ReferenceTree
@@ -176,7 +178,6 @@ class _Graph:
             self.holders[key] = ident
 
     def _rank(self, ident: int) -> tuple[bool, bool]:
-        import torch
 
         is_storage = issubclass(type(self.objects[ident]), torch.UntypedStorage)
         return ident in self._tracked, not is_storage
@@ -193,8 +194,6 @@ def is_temporary(value: Any) -> bool:
     Autograd makes a new tensor for a saved result and gives it the ``grad_fn`` of the original.
     That looks like a loop, but what is saved does not reference its node.
     """
-    import torch
-
     return issubclass(type(value), torch.Tensor) and torch_private.use_count(value) == 1
 
 
@@ -208,8 +207,6 @@ def _loops(graph: _Graph, inside: set[int]) -> Iterator[list[int]]:
 
 def _is_of_autograd(value: Any) -> bool:
     """Whether the references of an object are in C++, so that the collector does not see all."""
-    import torch
-
     return issubclass(type(value), torch.Tensor) or is_node(type(value))
 
 
