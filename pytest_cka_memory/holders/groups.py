@@ -1,8 +1,14 @@
-"""Memory in groups, by where it was allocated and what it was for."""
+"""Memory in groups: by where it was allocated, by what it was for, and by how it is held.
+
+What it was for is a kind, such as weights, gradients or activations. What has been freed since a
+peak is judged by what ran when it was allocated and by what freed it: memory that a backward pass
+frees was kept for it. How it is held is a pattern: a number, so that to group a million storages
+writes no expression for each.
+"""
 
 import ast
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -23,8 +29,10 @@ from pytest_cka_memory.core.kinds import (
     WORKSPACES,
 )
 from pytest_cka_memory.holders import tensors
+from pytest_cka_memory.holders.expressions import is_own_dict, text_of, without_places
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType
+from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.meters.objects import gradient_of
@@ -43,10 +51,120 @@ _OF_CONTEXT = {
     Context.MODULE: PARAMETERS,
 }
 _KEPT = (Freed.IN_BACKWARD, Freed.WITH_GRAPH)
+"""How memory is freed that an autograd graph has kept."""
+_NO_GRAD = (
+    "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
+    "follows, compute it in torch.no_grad()"
+)
+_ENTRY = "[]"
+_OF_GRAPH = ".grad_fn"
+_OF_MODULES = {"._parameters", "._buffers", "._modules"}
+"""Attributes of a module whose keys are names of attributes, too."""
+_CONTAINERS = (list, tuple, deque, set, frozenset)
+
+
+class Entry(NamedTuple):
+    """Memory from one place, described."""
+
+    holding: Holding
+    group: tuple[object, ...]
+    """Equal for memory that belongs to one group."""
+    module: int = 0
+    """Identity of the module that allocated it; 0 if unknown."""
+
+
+def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
+    """Merge `groups`, live or freed, by allocation site and kind, largest first.
+
+    Everything that was allocated before the region comes last, by its kind alone.
+    """
+    inside = [group for group in groups if not group.before_region]
+    early = [group for group in groups if group.before_region]
+    with torch_private.no_torch_function():  # the user's modes must not see these calls
+        if not any(group.context is not None or group.older is not None for group in groups):
+            entries = [_entry_of(group, None) for group in inside]
+            counts = (Holding(bytes=group.bytes, count=group.count) for group in early)
+            before = grouped(Entry(holding, ()) for holding in counts)
+        else:
+            older = [{} if group.older is None else group.older() for group in early]
+            blocks = {group.address: group.bytes for group in inside if group.address}
+            kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
+            kind_of_each = [kinds.kind_of(group) for group in inside]
+            hint = peak_advice(inside, kind_of_each)
+            entries = [
+                _entry_of(group, kind, hint if kind == ACTIVATIONS else None)
+                for group, kind in zip(inside, kind_of_each, strict=True)
+            ]
+            before = tuple(
+                Holding(bytes=size, count=0, kind=kind)
+                for group, known in zip(early, older, strict=True)
+                for kind, size in kinds.kinds_of_older(group.bytes, known).items()
+            )
+        return (*grouped(entries), *(replace(holding, before_region=True) for holding in before))
+
+
+def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
+    """Return one holding for each group, largest first."""
+    groups: dict[object, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.group, []).append(entry)
+    modules = tensors.module_paths(
+        {entry.module for members in groups.values() for entry in members if entry.module}
+    )
+    merged = []
+    for members in groups.values():
+        largest = max(members, key=lambda entry: entry.holding.bytes)
+        sizes = ((entry.module, entry.holding.bytes) for entry in members)
+        merged.append(
+            replace(
+                largest.holding,
+                bytes=sum(entry.holding.bytes for entry in members),
+                count=sum(entry.holding.count for entry in members),
+                module=tensors.largest_modules(sizes, modules),
+            )
+        )
+    return tuple(sorted(merged, key=lambda holding: -holding.bytes))
+
+
+def _entry_of(group: AllocationGroup, kind: str | None, hint: str | None = None) -> Entry:
+    site = None if group.recorded is None else group.recorded.readable()
+    count = group.count if group.inside is None else 0
+    holding = holding_of(group.bytes, count, site)
+    holding = replace(holding, inside=group.inside, kind=kind, hint=hint)
+    return Entry(holding, (site_key(site), group.inside, kind), module_id_of(site))
+
+
+def module_id_of(site: AllocationSite | None) -> int:
+    """Return the identity of the module that allocated at a site; 0 if unknown."""
+    return 0 if site is None else site.module
+
+
+def holding_of(size: int, count: int, site: AllocationSite | None) -> Holding:
+    """Return a description of `count` storages of `size` bytes in all that a site allocated."""
+    if site is None:
+        return Holding(bytes=size, count=count)
+    return Holding(
+        bytes=size,
+        count=count,
+        dtype=site.dtype,
+        shape=site.shape,
+        operator=site.operator,
+        created_at=site.frames,
+        code=site.code,
+    )
+
+
+def site_key(site: AllocationSite | None) -> tuple[object, ...]:
+    """Return what is equal for allocations of one line by the same expression and operator."""
+    return () if site is None else (site.frames[:1], site.code, site.operator)
 
 
 class KindsNow:
-    """The kinds of memory that is still live, by what references it when this is made."""
+    """Classifies memory at a peak: as weights, gradients, activations, and so on.
+
+    Memory that is still live is classified by what references it when this is created, and memory
+    that has been freed by how it was allocated and freed.
+    """
 
     def __init__(self, blocks: Mapping[int, int]) -> None:
         """Look at all tensors, modules and optimizers.
@@ -107,18 +225,18 @@ class KindsNow:
         return _OF_CONTEXT.get(group.context or Context.UNKNOWN, OTHER)
 
     def kinds_of_older(self, peak_bytes: int, blocks: Mapping[int, int]) -> Mapping[str, int]:
-        """Return the bytes of each kind of what is older than the region, largest first.
+        """Return the bytes of each kind of memory that is older than the region, largest first.
 
         Args:
-            peak_bytes: what of it was live at the peak.
-            blocks: address and bytes of what is still live; the rest counts as other.
+            peak_bytes: how much of it was live at the peak.
+            blocks: address and bytes of the blocks that are still live; the rest counts as other.
         """
-        found: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
         for address, size in blocks.items():
             kept = ACTIVATIONS if address in self.saved else OTHER
-            found[self.known.get(address, kept)] += size
-        found[OTHER] += peak_bytes - sum(blocks.values())
-        return {kind: size for kind, size in found.most_common() if size}
+            sizes[self.known.get(address, kept)] += size
+        sizes[OTHER] += peak_bytes - sum(blocks.values())
+        return {kind: size for kind, size in sizes.most_common() if size}
 
 
 def _is_created(group: AllocationGroup) -> bool:
@@ -174,13 +292,13 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _keys_of(value: Any, rules: RulesForType) -> Collection[int]:
-    """Return what identifies the storages of a tensor: the addresses of their data are among it."""
-    found = rules(type(value))
-    return () if found is None else found.keys(value)
+    """Return the keys of a tensor's storages, among which are the addresses of their data."""
+    of_type = rules(type(value))
+    return () if of_type is None else of_type.keys(value)
 
 
 def _saved_in_graphs(tensors: Iterable[torch.Tensor], rules: RulesForType) -> Iterator[int]:
-    """Yield what identifies the storages that the graphs of these tensors have kept."""
+    """Yield the keys of the storages that the graphs of these tensors have kept."""
     todo = [node for tensor in tensors if (node := grad_fn_of(tensor)) is not None]
     seen: set[Any] = set(todo)
     while todo:
@@ -196,19 +314,13 @@ def _saved_in_graphs(tensors: Iterable[torch.Tensor], rules: RulesForType) -> It
                     yield from _keys_of(tensor, rules)
 
 
-_NO_GRAD = (
-    "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
-    "follows, compute it in torch.no_grad()"
-)
-
-
 def peak_advice(groups: Sequence[AllocationGroup], kinds: Sequence[str]) -> str | None:
-    """Return how to free what autograd graphs kept at a peak; None if that is not certain.
+    """Return how to free the memory that autograd graphs kept at a peak; None if it is uncertain.
 
-    It is not if a backward pass ran, which needs the graphs, or if they kept less than half.
+    It is if a backward pass ran, which needs the graphs, or if they kept less than half.
 
     Args:
-        groups: what was allocated in the region.
+        groups: the memory that was allocated in the region.
         kinds: the kind of memory of each group.
     """
     if GRADIENTS in kinds or any(_is_of_backward(group) for group in groups):
@@ -222,95 +334,84 @@ def _is_of_backward(group: AllocationGroup) -> bool:
     return group.context == Context.BACKWARD or group.freed == Freed.IN_BACKWARD
 
 
-class Entry(NamedTuple):
-    """Memory from one place, described."""
+class Patterns:
+    """Gives the same number to objects of a tree that are held in the same way.
 
-    holding: Holding
-    group: tuple[object, ...]
-    """Equal for memory that belongs to one group."""
-    module: int = 0
-    """Identity of the module that allocated it; 0 if unknown."""
-
-
-def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
-    """Merge `groups`, live or freed, by allocation site and kind, largest first.
-
-    Everything that was allocated before the region comes last, by its kind alone.
+    Keys and indices do not count, nor how often the same step follows itself, as in a linked list.
+    All objects that the graph of one tensor holds are equal, because each batch may add to a graph.
     """
-    inside = [group for group in groups if not group.before_region]
-    early = [group for group in groups if group.before_region]
-    with torch_private.no_torch_function():  # the user's modes must not see these calls
-        if not any(group.context is not None or group.older is not None for group in groups):
-            entries = [_entry_of(group, None) for group in inside]
-            counts = (Holding(bytes=group.bytes, count=group.count) for group in early)
-            before = grouped(Entry(holding, ()) for holding in counts)
-        else:
-            older = [{} if group.older is None else group.older() for group in early]
-            blocks = {group.address: group.bytes for group in inside if group.address}
-            kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
-            found = [kinds.kind_of(group) for group in inside]
-            hint = peak_advice(inside, found)
-            entries = [
-                _entry_of(group, kind, hint if kind == ACTIVATIONS else None)
-                for group, kind in zip(inside, found, strict=True)
-            ]
-            before = tuple(
-                Holding(bytes=size, count=0, kind=kind)
-                for group, known in zip(early, older, strict=True)
-                for kind, size in kinds.kinds_of_older(group.bytes, known).items()
+
+    def __init__(self, tree: ReferenceTree) -> None:
+        self._tree = tree
+        self._known: dict[int, int] = {}
+        """By the identity of an object that leads to others, its number."""
+        self._numbers: dict[tuple[int, object], int] = {}
+        """By the number of what leads to it and the last step."""
+        self._steps: list[object] = [None]
+        """By number, the last step."""
+        self._of_entries: dict[int, int] = {}
+        """By the identity of a container, the number of what is an entry of it."""
+        self._are_entries: dict[int, bool] = {}
+        """By the identity of a dict, whether its keys are no names of attributes."""
+
+    def of(self, last: Reference) -> int:
+        """Return a number that is equal for objects that are held in the same way."""
+        number = self._of_entries.get(id(last.parent), 0)
+        if number:
+            return number
+        inner = []
+        step = self._tree.before(last)
+        while step is not None:
+            known = self._known.get(id(step.value))
+            if known is not None:
+                number = known
+                break
+            inner.append(step)
+            step = self._tree.before(step)
+        for step in reversed(inner):
+            number = self._known[id(step.value)] = self._then(number, step)
+        pattern = self._then(number, last)
+        if last.text is None and self._is_entry(last):
+            self._of_entries[id(last.parent)] = pattern
+        return pattern
+
+    def _then(self, number: int, step: Reference) -> int:
+        """Return the number for what `step` leads to, if `number` is that of its parent."""
+        part = self._part(step)
+        before = self._steps[number]
+        if not part or (before == part and part is not None) or before == _OF_GRAPH:
+            return number
+        following = self._numbers.setdefault((number, part), len(self._steps))
+        if following == len(self._steps):  # it is new
+            self._steps.append(part)
+        return following
+
+    def _part(self, step: Reference) -> object:
+        if step.parent is None:
+            return self._tree.start(step)
+        if step.text is not None:
+            return without_places(step.text)
+        if self._is_entry(step):
+            return _ENTRY
+        if is_own_dict(step.value, step.parent):
+            return ""
+        if type(step.parent) is dict:  # the attributes of an object
+            return "." + without_places(text_of(step.parent, step.value)[2:-2])
+        return without_places(text_of(step.parent, step.value))
+
+    def _is_entry(self, step: Reference) -> bool:
+        """Whether a step leads from a container to an entry: not to an attribute of an object."""
+        kind = type(step.parent)
+        return kind in _CONTAINERS or (kind is dict and self._has_entries(step))
+
+    def _has_entries(self, step: Reference) -> bool:
+        known = self._are_entries.get(id(step.parent))
+        if known is None:
+            before = self._tree.before(step)
+            owner = None if before is None else before.parent
+            known = owner is None or not (
+                is_own_dict(step.parent, owner)
+                or (before is not None and self._part(before) in _OF_MODULES)
             )
-        return (*grouped(entries), *(replace(holding, before_region=True) for holding in before))
-
-
-def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
-    """Return one holding for each group, largest first."""
-    groups: dict[object, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.group, []).append(entry)
-    modules = tensors.module_paths(
-        {entry.module for members in groups.values() for entry in members if entry.module}
-    )
-    merged = []
-    for members in groups.values():
-        largest = max(members, key=lambda entry: entry.holding.bytes)
-        sizes = ((entry.module, entry.holding.bytes) for entry in members)
-        merged.append(
-            replace(
-                largest.holding,
-                bytes=sum(entry.holding.bytes for entry in members),
-                count=sum(entry.holding.count for entry in members),
-                module=tensors.largest_modules(sizes, modules),
-            )
-        )
-    return tuple(sorted(merged, key=lambda holding: -holding.bytes))
-
-
-def _entry_of(group: AllocationGroup, kind: str | None, hint: str | None = None) -> Entry:
-    site = None if group.recorded is None else group.recorded.readable()
-    count = group.count if group.inside is None else 0
-    holding = holding_of(group.bytes, count, site)
-    holding = replace(holding, inside=group.inside, kind=kind, hint=hint)
-    return Entry(holding, (site_key(site), group.inside, kind), module_id_of(site))
-
-
-def module_id_of(site: AllocationSite | None) -> int:
-    return 0 if site is None else site.module
-
-
-def holding_of(size: int, count: int, site: AllocationSite | None) -> Holding:
-    if site is None:
-        return Holding(bytes=size, count=count)
-    return Holding(
-        bytes=size,
-        count=count,
-        dtype=site.dtype,
-        shape=site.shape,
-        operator=site.operator,
-        created_at=site.frames,
-        code=site.code,
-    )
-
-
-def site_key(site: AllocationSite | None) -> tuple[object, ...]:
-    """Return what is equal for allocations of one line by the same expression and operator."""
-    return () if site is None else (site.frames[:1], site.code, site.operator)
+            self._are_entries[id(step.parent)] = known
+        return known

@@ -1,6 +1,11 @@
-"""What messages say of a tensor or a module, read without running code of its class."""
+"""What messages say of a tensor or a module, read without running code of its class.
+
+Its dtype and shape, whose gradient or hook it is, and the path of a module in its network, such as
+``encoder.layers.2.linear1``.
+"""
 
 import gc
+import math
 import re
 import types
 from collections import Counter
@@ -17,16 +22,24 @@ from pytest_cka_memory.units import counted
 
 def class_name(kind: type) -> str:
     """Return the name of a class, even if its metaclass overrides ``__name__``."""
-    found: str = type.__dict__["__name__"].__get__(kind)
-    return found
+    name: str = type.__dict__["__name__"].__get__(kind)
+    return name
+
+
+def class_module(kind: type) -> str:
+    """Return the module of a class, even if its metaclass overrides ``__module__``.
+
+    It is empty if the class has something else than a text under this name.
+    """
+    name = type.__dict__["__module__"].__get__(kind)
+    return name if type(name) is str else ""
 
 
 def module_name_of(value: Any) -> str:
     """Return the module of a function or of the class of another object."""
-    if type(value) is types.FunctionType:
-        name = value.__globals__.get("__name__")
-    else:
-        name = type.__dict__["__module__"].__get__(type(value))
+    if type(value) is not types.FunctionType:
+        return class_module(type(value))
+    name = value.__globals__.get("__name__")
     return name if type(name) is str else ""
 
 
@@ -52,6 +65,12 @@ def dtype_and_shape_of(value: Any) -> tuple[str | None, tuple[int, ...] | None]:
         except Exception:  # a strided nested tensor has no shape, a subclass may raise anything
             return dtype, None
     return dtype, shape if all(type(size) is int for size in shape) else None
+
+
+def has_one_element(value: Any) -> bool:
+    """Whether a value is a tensor with one element."""
+    _, shape = dtype_and_shape_of(value)
+    return shape is not None and math.prod(shape) == 1
 
 
 def is_part_of_its_storage(tensor: torch.Tensor) -> bool:
@@ -87,7 +106,7 @@ def is_gradient(value: Any, tensor: Any) -> bool:
 def is_hooks(value: Any, tensor: Any) -> bool:
     """Whether `value`, a dict, has the hooks of `tensor`, if that is a tensor.
 
-    Any dict of a tensor counts in a torch version that does not tell them.
+    In a torch version that does not show which dict has the hooks, any dict of a tensor counts.
     """
     if not issubclass(type(tensor), torch.Tensor):
         return False
@@ -106,11 +125,17 @@ _MOST_NAMED = 2
 
 
 def module_paths(identities: Collection[int]) -> dict[int, str]:
-    """Return the paths of the live modules with these identities; empty without identities.
+    """Return the paths of live modules in the networks that they are part of.
 
     The path starts inside the outermost module, which is named by its class if the path would start
-    with a number: ``Sequential.0``. A module that has been freed is left out. If another has its
-    identity since, that one is named.
+    with a number: ``Sequential.0``. A module that has been freed is left out, or, if another module
+    has the same identity now, that one is named.
+
+    Args:
+        identities: ``id()`` of each module.
+
+    Returns:
+        identity -> path.
     """
     if not identities:
         return {}
@@ -141,7 +166,7 @@ def _path(module: torch.nn.Module, parents: Mapping[int, tuple[torch.nn.Module, 
             break
         inside.add(id(current))
         names.append(name)
-    if not names or names[-1].isdecimal():  # "0" alone would say nothing
+    if not names or names[-1].isdecimal():  # "0" alone says nothing
         names.append(class_name(type(current)))
     return ".".join(reversed(names))
 
@@ -149,11 +174,14 @@ def _path(module: torch.nn.Module, parents: Mapping[int, tuple[torch.nn.Module, 
 def largest_modules(modules: Iterable[tuple[int, int]], paths: Mapping[int, str]) -> str | None:
     """Return the paths of the modules that allocated most bytes, and how many more there are.
 
-    Of modules that differ only in numbers, such as the layers of a network, one is named.
+    Of modules whose paths differ only in numbers, such as the layers of a network, one is named.
 
     Args:
         modules: pairs of a module's identity and bytes.
         paths: identity -> path.
+
+    Returns:
+        For example ``encoder.layers.1.linear1 (and 1 like it) and head``; None if no path is known.
     """
     sizes: Counter[str] = Counter()
     for identity, size in modules:

@@ -29,7 +29,7 @@ MODULES = {
     "holders.growing": {"_GROWS", "_STATE"},
     "holders.hints": set(),
     "holders.owners": set(),
-    "holders.references": {"CONSTANT"},
+    "holders.references": {"SCRIPT_CONSTANT"},
     "holders.survivors": set(),
     "limits.process": {"WORKER", "_FIGURE"},
     "meters.accelerator.blocks_in_use": set(),
