@@ -165,9 +165,9 @@ def _gram_by_torch(rows: Tensor) -> Tensor:
     width = _columns_per_chunk(rows, dtype)
     blocks = _blocks(rows)
 
-    def product(piece: slice) -> Tensor:
+    def product(columns: slice) -> Tensor:
         gram = torch.zeros(rows.shape[0], rows.shape[0], dtype=dtype, device=rows.device)
-        for part in _slices(piece, width):
+        for part in _slices(columns, width):
             # Half precision minus float32 is float32, so one copy both shifts and widens. It has
             # no name, so it is freed before the next one is allocated.
             _add_upper_product(gram, rows[:, part] - centre[part], blocks)

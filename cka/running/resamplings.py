@@ -35,7 +35,7 @@ class Resampled:
 
     @classmethod
     def of_each_pair(cls, values: Tensor) -> Resampled:
-        """Return sums (N, E) of which each pair of layers has its own."""
+        """Wrap sums (N, E) whose columns belong to distinct pairs of layers: none is shared."""
         return cls(values, torch.arange(values.shape[1], device="cpu"))
 
     def positions_of(

@@ -107,16 +107,16 @@ _OF_FLOATS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def _function(one: _Instruction) -> Callable[..., torch.Tensor]:
-    kind, has_sign = one.type, one.type.startswith("s")
+def _function(instruction: _Instruction) -> Callable[..., torch.Tensor]:
+    kind, has_sign = instruction.type, instruction.type.startswith("s")
     if (kind[0] in "bf" and kind not in _TYPES) or kind in ("f16", "bf16", "f32", "f64"):
-        found = _OF_FLOATS.get(one.name) or _FUNCTIONS.get(one.name)
-        return _flushed(found) if found else _unknown(one)
-    if one.name in ("mul", "mad"):
-        return _product(one, has_sign)
-    if one.name in _BY_SIGN:
-        return _BY_SIGN[one.name][0 if has_sign else 1]
-    return _FUNCTIONS.get(one.name) or _unknown(one)
+        found = _OF_FLOATS.get(instruction.name) or _FUNCTIONS.get(instruction.name)
+        return _flushed(found) if found else _unknown(instruction)
+    if instruction.name in ("mul", "mad"):
+        return _product(instruction, has_sign)
+    if instruction.name in _BY_SIGN:
+        return _BY_SIGN[instruction.name][0 if has_sign else 1]
+    return _FUNCTIONS.get(instruction.name) or _unknown(instruction)
 
 
 def _flushed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -129,31 +129,31 @@ def _flushed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return compute
 
 
-def _product(one: _Instruction, has_sign: bool) -> Callable[..., torch.Tensor]:
+def _product(instruction: _Instruction, has_sign: bool) -> Callable[..., torch.Tensor]:
     high = signed_high_bits if has_sign else high_bits
 
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if "wide" in one.modifiers:
+        if "wide" in instruction.modifiers:
             wide = _BITS[2 * a.element_size()]
             return a.to(wide) * b.to(wide) if has_sign else (unsigned(a) * unsigned(b)).to(wide)
-        return high(a, b) if "hi" in one.modifiers else a * b
+        return high(a, b) if "hi" in instruction.modifiers else a * b
 
-    return multiply if one.name == "mul" else lambda a, b, c: multiply(a, b) + c
+    return multiply if instruction.name == "mul" else lambda a, b, c: multiply(a, b) + c
 
 
-def _unknown(one: _Instruction) -> Any:
-    raise NotComputed(f"the PTX instruction {'.'.join((one.name, *one.modifiers))}")
+def _unknown(instruction: _Instruction) -> Any:
+    raise NotComputed(f"the PTX instruction {'.'.join((instruction.name, *instruction.modifiers))}")
 
 
 # ---- Instructions that are no functions of one type ----
 
 
-def _convert(one: _Instruction, values: Registers) -> torch.Tensor:
-    kinds = [m for m in one.modifiers if m in _TYPES]
+def _convert(instruction: _Instruction, values: Registers) -> torch.Tensor:
+    kinds = [m for m in instruction.modifiers if m in _TYPES]
     if len(kinds) != 2:
-        _unknown(one)
+        _unknown(instruction)
     target, source = kinds
-    value = _read(values, one.operands[1], _TYPES[source])
+    value = _read(values, instruction.operands[1], _TYPES[source])
     dtype = _TYPES[target]
     if target[0] in "fb" and target[0:2] != "b8" and dtype.is_floating_point:
         if source[0] == "u":
@@ -161,7 +161,7 @@ def _convert(one: _Instruction, values: Registers) -> torch.Tensor:
         return rounded(value, dtype)
     if source[0] in "fb" and _TYPES[source].is_floating_point:
         whole = {"rzi": torch.trunc, "rni": torch.round, "rmi": torch.floor, "rpi": torch.ceil}
-        mode = next((m for m in one.modifiers if m in whole), "rzi")
+        mode = next((m for m in instruction.modifiers if m in whole), "rzi")
         limits = torch.iinfo(dtype)
         low, high = (limits.min, limits.max) if target[0] == "s" else (0, 2**limits.bits - 1)
         number = torch.nan_to_num(whole[mode](value.double()), 0.0).clamp(low, high)
@@ -183,32 +183,32 @@ _COMPARISONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 }
 
 
-def _compare(one: _Instruction, values: Registers) -> torch.Tensor:
-    how = one.modifiers[0]
-    dtype = _TYPES[one.type]
-    a, b = (_read(values, name, dtype) for name in one.operands[1:3])
-    if one.type[0] == "u" or how in ("lo", "ls", "hi", "hs"):
+def _compare(instruction: _Instruction, values: Registers) -> torch.Tensor:
+    how = instruction.modifiers[0]
+    dtype = _TYPES[instruction.type]
+    a, b = (_read(values, name, dtype) for name in instruction.operands[1:3])
+    if instruction.type[0] == "u" or how in ("lo", "ls", "hi", "hs"):
         a, b = ordered(a), ordered(b)
     if how not in _COMPARISONS:
-        _unknown(one)
+        _unknown(instruction)
     return _COMPARISONS[how](a, b)
 
 
-def _select(one: _Instruction, values: Registers) -> torch.Tensor:
-    dtype = _TYPES[one.type]
-    a, b = (_read(values, name, dtype) for name in one.operands[1:3])
-    return torch.where(_read(values, one.operands[3], torch.bool), a, b)
+def _select(instruction: _Instruction, values: Registers) -> torch.Tensor:
+    dtype = _TYPES[instruction.type]
+    a, b = (_read(values, name, dtype) for name in instruction.operands[1:3])
+    return torch.where(_read(values, instruction.operands[3], torch.bool), a, b)
 
 
-def _permute(one: _Instruction, values: Registers) -> torch.Tensor:
-    a, b, selector = (_read(values, name, torch.int32) for name in one.operands[1:4])
+def _permute(instruction: _Instruction, values: Registers) -> torch.Tensor:
+    a, b, selector = (_read(values, name, torch.int32) for name in instruction.operands[1:4])
     return function_of("byte_perm")(a, b, selector)
 
 
-def _logic(one: _Instruction, values: Registers) -> torch.Tensor:
+def _logic(instruction: _Instruction, values: Registers) -> torch.Tensor:
     """Any function of three bits, by its table."""
-    a, b, c = (_read(values, name, torch.int32) for name in one.operands[1:4])
-    table, found = int(one.operands[4], 0), torch.zeros_like(a)
+    a, b, c = (_read(values, name, torch.int32) for name in instruction.operands[1:4])
+    table, found = int(instruction.operands[4], 0), torch.zeros_like(a)
     for case in range(8):
         if table >> case & 1:
             x, y, z = (v if case >> at & 1 else ~v for v, at in ((a, 2), (b, 1), (c, 0)))
@@ -216,24 +216,28 @@ def _logic(one: _Instruction, values: Registers) -> torch.Tensor:
     return found
 
 
-def _extract(one: _Instruction, values: Registers) -> torch.Tensor:
-    dtype = _TYPES[one.type]
-    value = _read(values, one.operands[1], dtype)
-    start, length = (_read(values, name, torch.int32).long() & 255 for name in one.operands[2:4])
+def _extract(instruction: _Instruction, values: Registers) -> torch.Tensor:
+    dtype = _TYPES[instruction.type]
+    value = _read(values, instruction.operands[1], dtype)
+    start, length = (
+        _read(values, name, torch.int32).long() & 255 for name in instruction.operands[2:4]
+    )
     found = (unsigned(value) >> start.clamp(max=63)) & ((1 << length.clamp(max=62)) - 1)
-    if one.type[0] == "s":
+    if instruction.type[0] == "s":
         sign = (found >> (length - 1).clamp_min(0)) & 1
         found = found - (sign << length)
     return found.to(dtype)
 
 
-def _funnel_shift(one: _Instruction, values: Registers) -> torch.Tensor:
+def _funnel_shift(instruction: _Instruction, values: Registers) -> torch.Tensor:
     """The upper or lower half of two registers that are shifted as one number of 64 bits."""
-    low, high, count = (unsigned(_read(values, name, torch.int32)) for name in one.operands[1:4])
-    count = count & 31 if "wrap" in one.modifiers else count.clamp(max=32)
+    low, high, count = (
+        unsigned(_read(values, name, torch.int32)) for name in instruction.operands[1:4]
+    )
+    count = count & 31 if "wrap" in instruction.modifiers else count.clamp(max=32)
     back = 32 - count
     left = (high << count) | (low >> back)
-    found = left if "l" in one.modifiers else (low >> count) | (high << back)
+    found = left if "l" in instruction.modifiers else (low >> count) | (high << back)
     return found.to(torch.int32)  # keeps the low 32 bits
 
 
@@ -302,39 +306,39 @@ def _read(values: Registers, operand: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(int(found) & (2**63 - 1) if int(found) >= 0 else int(found)).to(dtype)
 
 
-def _compute(one: _Instruction, values: Registers) -> torch.Tensor:
-    if one.name in _OTHERS:
-        return _OTHERS[one.name](one, values)
-    function = _function(one)
-    if one.type not in _PAIRS:
-        given = [_read(values, name, _TYPES[one.type]) for name in one.operands[1:]]
-        if one.name in ("shl", "shr"):
-            given[1] = _read(values, one.operands[2], torch.int32).to(given[0].dtype)
-        if one.name == "mad" and "wide" in one.modifiers:
-            given[2] = _read(values, one.operands[3], _BITS[2 * given[0].element_size()])
+def _compute(instruction: _Instruction, values: Registers) -> torch.Tensor:
+    if instruction.name in _OTHERS:
+        return _OTHERS[instruction.name](instruction, values)
+    function = _function(instruction)
+    if instruction.type not in _PAIRS:
+        given = [_read(values, name, _TYPES[instruction.type]) for name in instruction.operands[1:]]
+        if instruction.name in ("shl", "shr"):
+            given[1] = _read(values, instruction.operands[2], torch.int32).to(given[0].dtype)
+        if instruction.name == "mad" and "wide" in instruction.modifiers:
+            given[2] = _read(values, instruction.operands[3], _BITS[2 * given[0].element_size()])
         return function(*given)
     # Two numbers in a register.
     pairs = [
-        _read(values, name, torch.int32).unsqueeze(-1).view(_PAIRS[one.type])
-        for name in one.operands[1:]
+        _read(values, name, torch.int32).unsqueeze(-1).view(_PAIRS[instruction.type])
+        for name in instruction.operands[1:]
     ]
     return function(*pairs).contiguous().view(torch.int32).squeeze(-1)
 
 
 @operation("tt.elementwise_inline_asm")
-def inline_assembly(one: Operation) -> Compute:
+def inline_assembly(op: Operation) -> Compute:
     """Instructions that get elements in registers ``$n``, results first."""
-    instructions = _instructions(one.quoted())
+    instructions = _instructions(op.quoted())
     for instruction in instructions:
         if instruction.name not in _OTHERS:
             _function(instruction)  # raises if it is not known
-    pack = one.integer("packed_element")
-    dtypes = [kind.dtype for kind in one.result_types]
+    pack = op.integer("packed_element")
+    dtypes = [kind.dtype for kind in op.result_types]
 
     def compute(programs: Any, *given: torch.Tensor) -> Any:
-        given = tuple(same_length(*given)) if given else (torch.zeros(1, *one.type().shape),)
+        given = tuple(same_length(*given)) if given else (torch.zeros(1, *op.type().shape),)
         shape, pieces = given[0].shape, []
-        for value in given if one.operands else ():
+        for value in given if op.operands else ():
             pieces += _packed(value, pack)
         outputs = [_registers_of(dtype, pack) for dtype in dtypes]
         values: Registers = {f"${sum(outputs) + i}": piece for i, piece in enumerate(pieces)}
@@ -351,15 +355,15 @@ def inline_assembly(one: Operation) -> Compute:
     return compute
 
 
-def _execute(one: _Instruction, values: Registers) -> None:
-    new = _compute(one, values)
-    if one.guard:
-        name = one.guard.lstrip("!")
-        condition = _read(values, name, torch.bool) ^ one.guard.startswith("!")
-        old = values.get(one.operands[0])
+def _execute(instruction: _Instruction, values: Registers) -> None:
+    new = _compute(instruction, values)
+    if instruction.guard:
+        name = instruction.guard.lstrip("!")
+        condition = _read(values, name, torch.bool) ^ instruction.guard.startswith("!")
+        old = values.get(instruction.operands[0])
         if old is not None:
-            new = torch.where(condition, new, _read(values, one.operands[0], new.dtype))
-    values[one.operands[0]] = new
+            new = torch.where(condition, new, _read(values, instruction.operands[0], new.dtype))
+    values[instruction.operands[0]] = new
 
 
 def _registers_of(dtype: torch.dtype, pack: int) -> int:

@@ -18,11 +18,11 @@ from emulated_cuda.triton.table import Compute, control, operation
 
 
 @operation("tt.print")
-def print_values(one: Operation) -> Compute:
+def print_values(op: Operation) -> Compute:
     """Print each element on a line: ``pid (0, 0, 0) idx (3) text: 1.000000``."""
-    prefix = one.quoted()
-    in_hexadecimal = one.is_set("hex")
-    found = re.search(r"isSigned = array<i32: ([^>]*)>", one.attributes)
+    prefix = op.quoted()
+    in_hexadecimal = op.is_set("hex")
+    found = re.search(r"isSigned = array<i32: ([^>]*)>", op.attributes)
     has_sign = [int(part) != 0 for part in found[1].split(",")] if found else []
 
     def compute(programs: Programs, *values: torch.Tensor) -> None:
@@ -72,9 +72,9 @@ def _shown(element: torch.Tensor, in_hexadecimal: bool, is_signed: bool) -> str:
 
 
 @operation("tt.assert", "cf.assert")
-def assert_true(one: Operation) -> Compute:
+def assert_true(op: Operation) -> Compute:
     """End the kernel with an error if a condition is false."""
-    message = one.quoted()
+    message = op.quoted()
 
     def compute(programs: Programs, condition: torch.Tensor, *mask: Any) -> None:
         failed = ~condition.bool()
@@ -99,21 +99,21 @@ MOST_ITERATIONS = 2**18
 
 
 @control("scf.for")
-def loop_over_range(one: Operation) -> Compute:
+def loop_over_range(op: Operation) -> Compute:
     """For each number of a range; the values of the last iteration are the results."""
-    assert one.iteration is not None
-    counter, names = one.iteration.counter, one.iteration.names
-    (code,) = prepare(one.regions[0], [counter, *names])
+    assert op.iteration is not None
+    counter, names = op.iteration.counter, op.iteration.names
+    (code,) = prepare(op.regions[0], [counter, *names])
 
     def iterate(
-        programs: Programs, values: Environment, number: Any, given: list[Any]
+        programs: Programs, values: Environment, number: Any, operands: list[Any]
     ) -> list[Any]:
         values[counter] = number
-        values.update(zip(names, given, strict=True))
+        values.update(zip(names, operands, strict=True))
         return programs.given(programs.run(code, values), values)
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
-        low, high, step, *given = [values[name] for name in one.operands]
+        low, high, step, *given = [values[name] for name in op.operands]
         if len(low) == len(high) == len(step) == 1:
             for number in range(int(low), int(high), int(step)):
                 counted = torch.tensor([number], dtype=low.dtype)
@@ -136,12 +136,12 @@ def loop_over_range(one: Operation) -> Compute:
 
 
 @control("scf.if")
-def branch(one: Operation) -> Compute:
+def branch(op: Operation) -> Compute:
     """One of two regions, or nothing in place of the second."""
-    codes = [prepare(region)[0] for region in one.regions]
+    codes = [prepare(region)[0] for region in op.regions]
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
-        condition = values[one.operands[0]]
+        condition = values[op.operands[0]]
         if len(condition) == 1:
             if not condition.item() and len(codes) == 1:
                 return []
@@ -151,12 +151,12 @@ def branch(one: Operation) -> Compute:
         found: list[tuple[torch.Tensor, list[Any]]] = []
         for meets, code in zip((condition, ~condition), codes, strict=False):
             mask = programs.narrowed(meets)
-            if not mask.any() and (found or code is not codes[-1] or not one.results):
+            if not mask.any() and (found or code is not codes[-1] or not op.results):
                 continue  # one of the two must give values
             programs.active = None if mask.all() else mask
             found.append((mask, programs.given(programs.run(code, values), values)))
             programs.active = outer
-        if not one.results:
+        if not op.results:
             return []
         if len(found) == 1:
             return found[0][1]
@@ -167,15 +167,15 @@ def branch(one: Operation) -> Compute:
 
 
 @control("scf.while")
-def loop_while(one: Operation) -> Compute:
+def loop_while(op: Operation) -> Compute:
     """The first region says whether to go on and with what, the second is the body."""
-    assert one.iteration is not None
-    names = one.iteration.names
-    (before,) = prepare(one.regions[0], names)
-    (body,) = prepare(one.regions[1])
+    assert op.iteration is not None
+    names = op.iteration.names
+    (before,) = prepare(op.regions[0], names)
+    (body,) = prepare(op.regions[1])
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
-        given = [values[name] for name in one.operands]
+        given = [values[name] for name in op.operands]
         outer, results = programs.active, None
         for _ in range(MOST_ITERATIONS):
             values.update(zip(names, given, strict=True))
@@ -206,15 +206,15 @@ def loop_while(one: Operation) -> Compute:
 
 
 @operation("tt.call")
-def call(one: Operation) -> Compute:
+def call(op: Operation) -> Compute:
     """A function that Triton has not inlined."""
-    name = re.match(r'@("[^"]*"|[\w$.-]+)', one.text)
+    name = re.match(r'@("[^"]*"|[\w$.-]+)', op.text)
     if name is None:
-        raise NotComputed(f"the call {one.text}")
+        raise NotComputed(f"the call {op.text}")
     callee = name[1].strip('"')
 
     def compute(programs: Programs, *given: Any) -> Any:
         results = programs.call(callee, given)
-        return results[0] if len(one.results) == 1 else results
+        return results[0] if len(op.results) == 1 else results
 
     return compute

@@ -58,9 +58,9 @@ def kind_of(name: str, element: Type) -> tuple[int, str]:
 
 
 @operation("tt.atomic_rmw")
-def change(one: Operation) -> Compute:
+def change(op: Operation) -> Compute:
     """Change elements in memory; the results are what was there before."""
-    kind = kind_of(one.keyword, pointee_of(one))
+    kind = kind_of(op.keyword, pointee_of(op))
 
     def compute(
         programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None
@@ -71,9 +71,9 @@ def change(one: Operation) -> Compute:
 
 
 @operation("tt.atomic_cas")
-def compare_and_swap(one: Operation) -> Compute:
+def compare_and_swap(op: Operation) -> Compute:
     """Store a value where the expected one is; the results are what was there before."""
-    pointee_of(one)
+    pointee_of(op)
 
     def compute(
         programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, value: torch.Tensor
@@ -84,9 +84,9 @@ def compare_and_swap(one: Operation) -> Compute:
 
 
 @operation("tt.atomic_poll")
-def wait_for_value(one: Operation) -> Compute:
+def wait_for_value(op: Operation) -> Compute:
     """Whether elements in memory are those that are waited for; with a time limit it may be no."""
-    dtype = pointee_of(one).dtype
+    dtype = pointee_of(op).dtype
 
     def compute(
         programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, limit: Any = None
@@ -178,10 +178,10 @@ def block_of(kind: Type) -> tuple[Type, list[int]]:
 
 
 @operation("tt.make_tensor_descriptor")
-def make(one: Operation) -> Compute:
+def make(op: Operation) -> Compute:
     """A descriptor from an address, lengths and strides."""
-    size = block_of(one.result_types[-1])[0].dtype.itemsize
-    fills_with_nan = "nan" in one.attributes
+    size = block_of(op.result_types[-1])[0].dtype.itemsize
+    fills_with_nan = "nan" in op.attributes
 
     def compute(programs: Programs, address: torch.Tensor, *given: torch.Tensor) -> Descriptor:
         rank = len(given) // 2
@@ -209,17 +209,17 @@ def _with_element_size(descriptor: Descriptor, size: int) -> Descriptor:
     return replace(descriptor, strides=strides)
 
 
-def _fill(descriptor: Descriptor, found: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
-    if not descriptor.fills_with_nan or not found.dtype.is_floating_point:
-        return found
-    return torch.where(inside, found, torch.nan)
+def _fill(descriptor: Descriptor, tensor: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    if not descriptor.fills_with_nan or not tensor.dtype.is_floating_point:
+        return tensor
+    return torch.where(inside, tensor, torch.nan)
 
 
 @operation("tt.descriptor_load")
-def load(one: Operation) -> Compute:
+def load(op: Operation) -> Compute:
     """A block of a tensor; what is outside of the tensor is 0 or NaN."""
-    element, block = block_of(one.operand_types[0])
-    shape, dtype = one.type().shape, element.dtype
+    element, block = block_of(op.operand_types[0])
+    shape, dtype = op.type().shape, element.dtype
 
     def compute(programs: Programs, descriptor: Descriptor, *starts: torch.Tensor) -> torch.Tensor:
         descriptor = _with_element_size(descriptor, dtype.itemsize)
@@ -231,11 +231,11 @@ def load(one: Operation) -> Compute:
 
 
 @operation("tt.descriptor_store", "tt.descriptor_reduce")
-def store(one: Operation) -> Compute:
+def store(op: Operation) -> Compute:
     """Write a block, or combine it with the tensor; nothing happens outside of the tensor."""
-    element, block = block_of(one.operand_types[0])
+    element, block = block_of(op.operand_types[0])
     size = element.dtype.itemsize
-    name = "" if one.name == "tt.descriptor_store" else one.keyword
+    name = "" if op.name == "tt.descriptor_store" else op.keyword
     if name == "add" and element.dtype.is_floating_point:
         name = "fadd"
     kind = kind_of(name, element) if name else None
@@ -262,9 +262,9 @@ def _rows(
 
 
 @operation("tt.descriptor_gather")
-def gather(one: Operation) -> Compute:
+def gather(op: Operation) -> Compute:
     """Rows of a tensor by their numbers, from a column on."""
-    dtype, columns = one.type().dtype, one.type().shape[1]
+    dtype, columns = op.type().dtype, op.type().shape[1]
 
     def compute(
         programs: Programs, descriptor: Descriptor, rows: torch.Tensor, start: torch.Tensor
@@ -277,7 +277,7 @@ def gather(one: Operation) -> Compute:
 
 
 @operation("tt.descriptor_scatter")
-def scatter(one: Operation) -> Compute:
+def scatter(op: Operation) -> Compute:
     """Write rows of a tensor by their numbers, from a column on."""
 
     def compute(

@@ -93,10 +93,10 @@ class Kernel:
         """Why it is not computed, if it uses something that has no meaning here."""
         self._codes: dict[str, tuple[Function, list[Code]]] = {}
         try:
-            self._codes = {key: (one, prepare(one.blocks)) for key, one in functions.items()}
+            self._codes = {key: (op, prepare(op.blocks)) for key, op in functions.items()}
         except NotComputed as problem:
             self.problem = problem
-        operations = [one for f in functions.values() for one in all_operations(f.blocks)]
+        operations = [op for f in functions.values() for op in all_operations(f.blocks)]
         self._at_once = _at_once(operations)
 
     @property
@@ -146,11 +146,11 @@ def _at_once(operations: list[Operation]) -> int:
 
     Programs that wait for earlier ones, such as at a lock, run one by one.
     """
-    names = {one.name for one in operations}
+    names = {op.name for op in operations}
     waits = "scf.while" in names and any(name.startswith("tt.atomic") for name in names)
     if waits or names & {"tt.atomic_cas", "tt.atomic_poll"}:
         return 1
-    kinds = (kind for one in operations for kind in one.result_types)
+    kinds = (kind for op in operations for kind in op.result_types)
     largest = max((math.prod(kind.shape) for kind in kinds), default=1)
     return max(1, _ELEMENTS_AT_ONCE // largest)
 
@@ -161,6 +161,7 @@ def _argument(kind: Type, address: int) -> Any:
     dtype = kind.dtype
     if dtype is torch.bool:
         return torch.tensor([ctypes.c_uint8.from_address(address).value != 0])
+    # Copied, because the launcher's memory is gone when the call returns.
     bits = bytearray(ctypes.string_at(address, dtype.itemsize))
     return torch.frombuffer(bits, dtype=dtype).clone()
 
@@ -191,6 +192,7 @@ def start(path: str) -> None:
         ctypes.c_void_p,
     )
     read = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_char_p)
+    # The library calls these later: without a reference, ctypes would free them.
     _callbacks[:] = [compute(_compute), read(_read_beside)]
     _library.emulated_compute_launches(*_callbacks)
 
@@ -216,13 +218,14 @@ def _compute(
     if text is None:
         return _UNKNOWN_KERNEL
     try:
+        # The launch may come from inside a mode of the user, such as a FakeTensorMode.
         with torch_private.without_modes(), on_the_cpu():
             return _launch(key, text, name.decode(), (x, y, z), pointers, graphs.capture_of(stream))
     except KernelError as error:
         code: int = _library.emulated_fail_work(str(error).encode(), error.code)
         _library.cudaGetLastError()  # it is this launch's error, and not one of the next call
         return code
-    except Exception as error:
+    except Exception as error:  # a mistake of this package is no error of the user's kernel
         _library.emulated_note_work(f"{name.decode()} (which failed: {error!r})".encode())
         return 0
     except BaseException as error:  # such as Ctrl-C: it cannot pass through the driver
@@ -237,7 +240,7 @@ def _launch(
 ) -> int:
     """Compute a launch, or record it in the graph `capture` if that is not 0."""
     kernel = _kernels.get(key)
-    if kernel is None:
+    if kernel is None:  # a text that is not understood is kept too: it is read once
         try:
             kernel = Kernel(text, name)
         except NotComputed as problem:

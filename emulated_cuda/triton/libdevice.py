@@ -310,12 +310,12 @@ def _conversion(source: str, target: str, rounding: str) -> Function:
 
 
 @operation("tt.extern_elementwise")
-def external(one: Operation) -> Compute:
+def external(op: Operation) -> Compute:
     """A function of a library by its symbol."""
-    symbol = one.string("symbol")
+    symbol = op.string("symbol")
     if not symbol.startswith("__nv_"):
         raise NotComputed(f"the function {symbol} of a library")
-    function, dtype = function_of(symbol[len("__nv_") :]), one.type().dtype
+    function, dtype = function_of(symbol[len("__nv_") :]), op.type().dtype
 
     def compute(programs: Any, *values: torch.Tensor) -> torch.Tensor:
         return function(*values).to(dtype)

@@ -18,6 +18,8 @@ from emulated_cuda.triton.progressions import Progression, as_tensor
 from emulated_cuda.triton.table import INTO_OPERANDS, Compute, on_progressions, operation
 
 _functions: Any = None
+_VERBS = {"load": "reads", "store": "writes"}
+"""Function of csrc/accesses.cpp and csrc/blocks.cpp -> what a message says the kernel does."""
 
 
 def functions() -> Any:
@@ -59,7 +61,7 @@ def read_elements(
     addresses, mask = _spread(addresses, mask)
     new = torch.empty if mask is None else torch.zeros
     found = new(addresses.shape, dtype=dtype)
-    _call(programs, "load", "reads", found, addresses, mask, dtype.itemsize)
+    _call(programs, "load", found, addresses, mask, dtype.itemsize)
     return found
 
 
@@ -72,10 +74,11 @@ def write_elements(
         KernelError: if an address is not in memory that a card could write.
     """
     mask = active_mask(programs, mask, addresses.dim())
+    # Also if all programs store the same: each one's store counts, the last wins.
     addresses, values = torch.broadcast_tensors(addresses, values)
     addresses, mask = _spread(addresses, mask)
     values = values.expand(addresses.shape).contiguous()
-    _call(programs, "store", "writes", values, addresses, mask, values.element_size())
+    _call(programs, "store", values, addresses, mask, values.element_size())
 
 
 def atomic(
@@ -151,7 +154,6 @@ def _pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
 def _call(
     programs: Programs,
     name: str,
-    verb: str,
     values: torch.Tensor,
     addresses: torch.Tensor,
     mask: torch.Tensor | None,
@@ -160,7 +162,7 @@ def _call(
     function = getattr(_functions, f"emulated_{name}")
     count = ctypes.c_int64(addresses.numel())
     index = function(_pointer(values), _pointer(addresses), _pointer(mask), count, size)
-    check(programs, index, verb, addresses, size)
+    check(programs, index, _VERBS[name], addresses, size)
 
 
 def check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, size: int) -> None:
@@ -239,7 +241,7 @@ def read_block(
         found = torch.zeros(shape, dtype=dtype)
     else:
         found = torch.empty(shape, dtype=dtype).copy_(other)
-    _call_for_block(programs, "load", "reads", found, addresses, active, mask)
+    _call_for_block(programs, "load", found, addresses, active, mask)
     return found
 
 
@@ -260,7 +262,7 @@ def write_block(
     active, mask = _active(programs, mask)
     given = [v.shape[0] for v in (addresses.base, active, mask, values) if v is not None]
     values = values.expand(max(given), *addresses.shape).contiguous()
-    _call_for_block(programs, "store", "writes", values, addresses, active, mask)
+    _call_for_block(programs, "store", values, addresses, active, mask)
 
 
 def _active(programs: Programs, mask: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -276,7 +278,6 @@ def _active(programs: Programs, mask: Any) -> tuple[torch.Tensor | None, torch.T
 def _call_for_block(
     programs: Programs,
     name: str,
-    verb: str,
     values: torch.Tensor,
     addresses: Progression,
     active: torch.Tensor | None,
@@ -298,11 +299,11 @@ def _call_for_block(
     index = functions()[f"emulated_{name}_block"](
         ctypes.c_void_p(values.data_ptr()), ctypes.byref(block)
     )
-    if index >= 0:
+    if index >= 0:  # refused: only now are all addresses needed, for the message
         every = addresses.tensor()
-        if len(base) < count and (active is not None or mask is not None or verb == "writes"):
+        if len(base) < count and (active is not None or mask is not None or name == "store"):
             every = every.expand(count, *addresses.shape)
-        check(programs, index, verb, every.contiguous(), size)
+        check(programs, index, _VERBS[name], every.contiguous(), size)
 
 
 @lru_cache(256)
@@ -311,27 +312,27 @@ def _arrays(shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Any, Any]:
     return array(*shape), array(*steps)
 
 
-def pointee_of(one: Operation) -> Type:
+def pointee_of(op: Operation) -> Type:
     """Return the type of what an operation's first operand points to.
 
     Raises:
         NotComputed: if it is no address.
     """
-    kind = one.operand_types[0]
+    kind = op.operand_types[0]
     if not kind.is_pointer:
-        raise NotComputed(f"{one.name} of {kind.element}")
+        raise NotComputed(f"{op.name} of {kind.element}")
     return kind.pointee
 
 
 @operation("tt.addptr")
-def add_to_address(one: Operation) -> Compute:
+def add_to_address(op: Operation) -> Compute:
     """An address some elements further."""
-    size = pointee_of(one).dtype.itemsize
+    size = pointee_of(op).dtype.itemsize
 
     def compute(
         programs: Programs, address: torch.Tensor, count: torch.Tensor, **out: torch.Tensor
     ) -> torch.Tensor:
-        # torch takes long over two types at once.
+        # torch.add is slow for mixed integer types, so convert first.
         return torch.add(address, count.long(), alpha=size, **out)
 
     return compute
@@ -341,9 +342,9 @@ INTO_OPERANDS["tt.addptr"] = add_to_address
 
 
 @operation("tt.load", "tt.atomic_load")
-def load(one: Operation) -> Compute:
+def load(op: Operation) -> Compute:
     """The elements at addresses; where a mask is false another value."""
-    dtype = pointee_of(one).dtype
+    dtype = pointee_of(op).dtype
 
     def compute(
         programs: Programs, addresses: torch.Tensor, mask: Any = None, other: Any = None
@@ -355,9 +356,9 @@ def load(one: Operation) -> Compute:
 
 
 @operation("tt.store", "tt.atomic_store")
-def store(one: Operation) -> Compute:
+def store(op: Operation) -> Compute:
     """Write elements to addresses where a mask is true."""
-    pointee_of(one)
+    pointee_of(op)
 
     def compute(
         programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None
@@ -375,9 +376,9 @@ def _is_block(addresses: Any) -> bool:
 
 
 @on_progressions("tt.load")
-def load_block(one: Operation) -> Compute:
+def load_block(op: Operation) -> Compute:
     """The elements at addresses of which only the first and the steps are known."""
-    dtype, plain = pointee_of(one).dtype, load(one)
+    dtype, plain = pointee_of(op).dtype, load(op)
 
     def compute(programs: Programs, addresses: Any, mask: Any = None, other: Any = None) -> Any:
         if _is_block(addresses):
@@ -390,9 +391,9 @@ def load_block(one: Operation) -> Compute:
 
 
 @on_progressions("tt.store")
-def store_block(one: Operation) -> Compute:
+def store_block(op: Operation) -> Compute:
     """Write elements to addresses of which only the first and the steps are known."""
-    plain = store(one)
+    plain = store(op)
 
     def compute(programs: Programs, addresses: Any, value: Any, mask: Any = None) -> None:
         if _is_block(addresses):

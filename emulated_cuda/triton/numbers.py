@@ -21,7 +21,7 @@ from emulated_cuda.triton.table import (
 
 def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Return ``a * b + c``; that of single precision is rounded once."""
-    if a.dtype is torch.float32:
+    if a.dtype is torch.float32:  # double precision has all digits of a product of two
         return (a.double() * b.double() + c.double()).float()
     return a * b + c
 
@@ -86,9 +86,9 @@ in_single_precision(
 
 
 @operation("tt.clampf", "math.clampf")
-def clamp(one: Operation) -> Compute:
+def clamp(op: Operation) -> Compute:
     """A number between two others; NaN stays NaN if the operation says so, else it is ignored."""
-    ignores_nan = "none" in one.text
+    ignores_nan = "none" in op.text
 
     def compute(
         programs: Any, value: torch.Tensor, low: torch.Tensor, high: torch.Tensor
@@ -101,29 +101,29 @@ def clamp(one: Operation) -> Compute:
 
 
 @operation("math.sincos")
-def sine_and_cosine(one: Operation) -> Compute:
+def sine_and_cosine(op: Operation) -> Compute:
     """Both of an angle."""
     return lambda programs, value: [torch.sin(value), torch.cos(value)]
 
 
 @operation("math.fpowi")
-def power_of_integer(one: Operation) -> Compute:
+def power_of_integer(op: Operation) -> Compute:
     """A number to the power of an integer."""
     return lambda programs, base, power: torch.pow(base, power.to(base.dtype))
 
 
 @operation("math.ipowi")
-def integer_power(one: Operation) -> Compute:
+def integer_power(op: Operation) -> Compute:
     """An integer to the power of one that is not negative."""
     return lambda programs, base, power: torch.pow(base, power.clamp_min(0))
 
 
 @operation("math.isnan", "math.isinf", "math.isfinite", "math.isnormal")
-def classify(one: Operation) -> Compute:
+def classify(op: Operation) -> Compute:
     """Whether a number is of a kind."""
-    if one.name == "math.isnormal":
+    if op.name == "math.isnormal":
         return lambda programs, a: a.isfinite() & (a.abs() >= torch.finfo(a.dtype).tiny)
-    function: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, one.name[5:])
+    function: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, op.name[5:])
     return lambda programs, a: function(a)
 
 
@@ -131,7 +131,7 @@ def classify(one: Operation) -> Compute:
 
 _COMPARISONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "eq": torch.eq,
-    "ne": lambda a, b: (a < b) | (a > b),
+    "ne": lambda a, b: (a < b) | (a > b),  # false for NaN, which torch.ne is not
     "lt": torch.lt,
     "le": torch.le,
     "gt": torch.gt,
@@ -140,12 +140,12 @@ _COMPARISONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 
 
 @operation("arith.cmpf")
-def compare_floats(one: Operation) -> Compute:
+def compare_floats(op: Operation) -> Compute:
     """Compare; ``o..`` is false and ``u..`` true if one of the numbers is NaN."""
-    how = one.keyword
+    how = op.keyword
 
     def compute(programs: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if a.dtype in HALF:
+        if a.dtype in HALF:  # the CPU has no comparison of all of these types
             a, b = a.float(), b.float()
         if how in ("true", "false"):
             return torch.full(torch.broadcast_shapes(a.shape, b.shape), how == "true")
@@ -180,6 +180,7 @@ def unsigned(value: torch.Tensor) -> torch.Tensor:
 
 def ordered(value: torch.Tensor) -> torch.Tensor:
     """Return int64 numbers in whose order the integers without sign are."""
+    # With the upper bit turned, signed numbers are in the order of unsigned ones.
     return value ^ _SIGN if value.dtype is torch.int64 else unsigned(value)
 
 
@@ -187,6 +188,7 @@ def shifted_right(value: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """Shift right, filling with zeros; a shift by the whole size or more gives 0."""
     if value.dtype is not torch.int64:
         return (unsigned(value) >> unsigned(by).clamp(0, 63)).to(value.dtype)
+    # torch shifts int64 with its sign, and a shift by 64 is not defined: both are masked.
     fits = (by >= 0) & (by < 64)
     count = torch.where(fits, by, 63)
     kept = torch.where(count == 0, -1, (1 << (64 - count).clamp(max=63)) - 1)
@@ -346,14 +348,14 @@ into_operands({"arith.addi": torch.add, "arith.subi": torch.sub, "arith.muli": t
 
 
 @operation("arith.mului_extended", "arith.mulsi_extended")
-def extended_product(one: Operation) -> Compute:
+def extended_product(op: Operation) -> Compute:
     """The lower and the upper half of a product."""
-    high = high_bits if one.name == "arith.mului_extended" else signed_high_bits
+    high = high_bits if op.name == "arith.mului_extended" else signed_high_bits
     return lambda programs, a, b: [a * b, high(a, b)]
 
 
 @operation("arith.addui_extended")
-def extended_sum(one: Operation) -> Compute:
+def extended_sum(op: Operation) -> Compute:
     """A sum without sign, and whether it wrapped."""
 
     def compute(programs: Any, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
@@ -364,7 +366,7 @@ def extended_sum(one: Operation) -> Compute:
 
 
 @operation("arith.subui_extended")
-def extended_difference(one: Operation) -> Compute:
+def extended_difference(op: Operation) -> Compute:
     """A difference without sign, and whether it wrapped."""
     return lambda programs, a, b: [a - b, ordered(a) < ordered(b)]
 
@@ -384,7 +386,7 @@ COMPARISONS: dict[str, Function] = {
 
 
 @operation("arith.cmpi")
-def compare_integers(one: Operation) -> Compute:
+def compare_integers(op: Operation) -> Compute:
     """Compare integers, or addresses."""
-    function = COMPARISONS[one.keyword]
+    function = COMPARISONS[op.keyword]
     return lambda programs, a, b: function(a, b)

@@ -205,10 +205,10 @@ def all_operations(blocks: list[Block]) -> Iterator[Operation]:
                 yield from all_operations(region)
 
 
-def uses(one: Operation) -> set[str]:
+def uses(op: Operation) -> set[str]:
     """Return the values that an operation needs, in its regions too."""
-    found = set(one.operands)
-    for region in one.regions:
+    found = set(op.operands)
+    for region in op.regions:
         for inner in all_operations(region):
             found.update(inner.operands)
     return found

@@ -53,18 +53,18 @@ def accessed(function: Function) -> Accessed:
             roots[name].add(index)
     size = -1
     while size != (size := sum(map(len, roots.values()))):  # until nothing is added
-        for one in all_operations(function.blocks):
-            _follow(one, roots)
+        for op in all_operations(function.blocks):
+            _follow(op, roots)
         _follow_jumps(function.blocks, roots)
     read: set[int] = set()
     written: set[int] = set()
-    for one in all_operations(function.blocks):
-        hidden = one.name == "tt.call" or _has_addresses_in_assembly(one)
-        targets = one.operands if hidden else one.operands[:1]
+    for op in all_operations(function.blocks):
+        hidden = op.name == "tt.call" or _has_addresses_in_assembly(op)
+        targets = op.operands if hidden else op.operands[:1]
         found = set(chain.from_iterable(roots[name] for name in targets))
-        if hidden or one.name in _READING:
+        if hidden or op.name in _READING:
             read |= found
-        if hidden or one.name in _WRITING:
+        if hidden or op.name in _WRITING:
             written |= found
     is_complete = _FROM_MEMORY not in read | written
     return Accessed(
@@ -72,41 +72,41 @@ def accessed(function: Function) -> Accessed:
     )
 
 
-def _has_addresses_in_assembly(one: Operation) -> bool:
+def _has_addresses_in_assembly(op: Operation) -> bool:
     """Whether an operation is assembly that may read and write memory."""
-    return one.name == "tt.elementwise_inline_asm" and "[" in one.quoted()
+    return op.name == "tt.elementwise_inline_asm" and "[" in op.quoted()
 
 
-def _follow(one: Operation, roots: dict[str, set[int]]) -> None:
+def _follow(op: Operation, roots: dict[str, set[int]]) -> None:
     """Pass the arguments from which the operands of an operation come on to its results."""
-    if one.name in ("tt.load", "tt.atomic_load", "tt.call"):
-        if one.name == "tt.call" or one.operand_types[0].pointee.is_pointer:
-            for name in one.results:
+    if op.name in ("tt.load", "tt.atomic_load", "tt.call"):
+        if op.name == "tt.call" or op.operand_types[0].pointee.is_pointer:
+            for name in op.results:
                 roots[name].add(_FROM_MEMORY)
-    elif not one.regions:
-        found = set(chain.from_iterable(roots[name] for name in one.operands))
-        if found and one.name not in _READING:
-            for name in one.results:
+    elif not op.regions:
+        found = set(chain.from_iterable(roots[name] for name in op.operands))
+        if found and op.name not in _READING:
+            for name in op.results:
                 roots[name] |= found
     else:
-        _follow_regions(one, roots)
+        _follow_regions(op, roots)
 
 
-def _follow_regions(one: Operation, roots: dict[str, set[int]]) -> None:
-    ends = [region[-1].operations[-1].operands for region in one.regions]
-    names = one.iteration.names if one.iteration is not None else []
-    if one.name == "scf.for":
-        _pass_on(one.operands[3:], names, roots)
+def _follow_regions(op: Operation, roots: dict[str, set[int]]) -> None:
+    ends = [region[-1].operations[-1].operands for region in op.regions]
+    names = op.iteration.names if op.iteration is not None else []
+    if op.name == "scf.for":
+        _pass_on(op.operands[3:], names, roots)
         _pass_on(ends[0], names, roots)
-        _pass_on(names, one.results, roots)
-    elif one.name == "scf.while":
-        _pass_on(one.operands, names, roots)
-        _pass_on(ends[0][1:], one.regions[1][0].arguments, roots)
-        _pass_on(ends[0][1:], one.results, roots)
+        _pass_on(names, op.results, roots)
+    elif op.name == "scf.while":
+        _pass_on(op.operands, names, roots)
+        _pass_on(ends[0][1:], op.regions[1][0].arguments, roots)
+        _pass_on(ends[0][1:], op.results, roots)
         _pass_on(ends[1], names, roots)
-    elif one.name == "scf.if":
+    elif op.name == "scf.if":
         for end in ends:
-            _pass_on(end, one.results, roots)
+            _pass_on(end, op.results, roots)
 
 
 def _follow_jumps(blocks: list[Block], roots: dict[str, set[int]]) -> None:
@@ -119,8 +119,8 @@ def _follow_jumps(blocks: list[Block], roots: dict[str, set[int]]) -> None:
                     roots[name] |= found
 
 
-def _pass_on(given: list[str], names: list[str], roots: dict[str, set[int]]) -> None:
-    for source, target in zip(given, names, strict=False):
+def _pass_on(names_given: list[str], names: list[str], roots: dict[str, set[int]]) -> None:
+    for source, target in zip(names_given, names, strict=False):
         roots[target] |= roots[source]
 
 

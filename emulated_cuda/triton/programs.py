@@ -30,6 +30,7 @@ def chosen(mask: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tor
     dtype = first.dtype
     if max(first.numel(), second.numel(), mask.numel()) < _FEW or second.dtype is not dtype:
         return torch.where(mask, first, second)
+    # torch.where branches for each element; an exclusive or with the mask does not.
     bits = _BITS[dtype.itemsize]
     base = second.view(bits)
     found = (first.view(bits) ^ base) * mask
@@ -51,28 +52,29 @@ def spare_operands(operations: list[Operation], released: list[list[str]]) -> li
     """
     own = {
         name
-        for one in operations
-        if one.name in INTO_OPERANDS or one.name in _TAKES_NEW_MEMORY
-        for name in one.results
+        for op in operations
+        if op.name in INTO_OPERANDS or op.name in _TAKES_NEW_MEMORY
+        for name in op.results
     }
-    for one in operations:
-        if one.name not in INTO_OPERANDS and one.name not in _KEEPS_NO_VIEW:
-            own.difference_update(uses(one))  # a region may give a value as it is
+    # What another operation may return as it is, or a view of it, is not a value's own memory.
+    for op in operations:
+        if op.name not in INTO_OPERANDS and op.name not in _KEEPS_NO_VIEW:
+            own.difference_update(uses(op))  # a region may give a value as it is
     return [
-        tuple(at for at, name in enumerate(one.operands) if name in own.intersection(names))
-        if _writes_into_operands(one)
+        tuple(at for at, name in enumerate(op.operands) if name in own.intersection(names))
+        if _writes_into_operands(op)
         else ()
-        for one, names in zip(operations, released, strict=True)
+        for op, names in zip(operations, released, strict=True)
     ]
 
 
-def _writes_into_operands(one: Operation) -> bool:
+def _writes_into_operands(op: Operation) -> bool:
     """Whether an operation is computed without a rounding or a conversion after it."""
     return (
-        one.name in INTO_OPERANDS
-        and bool(one.type().shape)
-        and one.type().dtype not in HALF
-        and one.type().element != "i1"
+        op.name in INTO_OPERANDS
+        and bool(op.type().shape)
+        and op.type().dtype not in HALF
+        and op.type().element != "i1"
     )
 
 
@@ -99,19 +101,19 @@ class Step:
     """Values that nothing after this step needs."""
     is_control: bool
 
-    def run(self, programs: Programs, given: list[Any], tensors: list[Any]) -> Any:
+    def run(self, programs: Programs, operands: list[Any], tensors: list[Any]) -> Any:
         """Return the results.
 
         Args:
             programs: those that run.
-            given: the operands.
+            operands: the operands.
             tensors: the same without progressions.
         """
         if self.into_operand is not None:
             for at in self.spare:
-                room = given[at]
+                room = operands[at]
                 if self._takes_result(room) and all(
-                    one.shape[0] <= room.shape[0] for one in tensors
+                    tensor.shape[0] <= room.shape[0] for tensor in tensors
                 ):
                     return self.into_operand(programs, *tensors, out=room)
         return self.compute(programs, *tensors)
@@ -153,30 +155,30 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
         name
         for other in blocks
         if other is not block
-        for one in other.operations
-        for name in uses(one)
+        for op in other.operations
+        for name in uses(op)
     }
-    own = {*names, *block.arguments, *(name for one in operations for name in one.results)}
+    own = {*names, *block.arguments, *(name for op in operations for name in op.results)}
     own -= elsewhere.union(uses(end))
     last: dict[str, int] = {}
-    for index, one in enumerate(operations):
-        last.update(dict.fromkeys([*one.results, *uses(one)], index))
+    for index, op in enumerate(operations):
+        last.update(dict.fromkeys([*op.results, *uses(op)], index))
     released: list[list[str]] = [[] for _ in operations]
     for name in own.intersection(last):
         released[last[name]].append(name)
     steps = [
         Step(
-            table.prepare(one),
-            table.ON_PROGRESSIONS[one.name](one) if one.name in table.ON_PROGRESSIONS else None,
-            table.INTO_OPERANDS[one.name](one) if spare else None,
+            table.prepare(op),
+            table.ON_PROGRESSIONS[op.name](op) if op.name in table.ON_PROGRESSIONS else None,
+            table.INTO_OPERANDS[op.name](op) if spare else None,
             spare,
-            one.type().dtype if spare else None,
-            tuple(one.operands),
-            tuple(one.results),
+            op.type().dtype if spare else None,
+            tuple(op.operands),
+            tuple(op.results),
             tuple(released[index]),
-            one.name in table.CONTROL,
+            op.name in table.CONTROL,
         )
-        for index, (one, spare) in enumerate(
+        for index, (op, spare) in enumerate(
             zip(operations, spare_operands(operations, released), strict=True)
         )
     ]
@@ -228,18 +230,19 @@ class Programs:
                     values[names[0]] = results
                 elif names:
                     values.update(zip(names, results, strict=True))
-            for name in step.released:
+            for name in step.released:  # so that its memory serves the next values
                 values.pop(name, None)
         return code.end
 
-    def _computed(self, step: Step, given: list[Any]) -> Any:
-        if Progression not in map(type, given):
-            return step.run(self, given, given)
+    def _computed(self, step: Step, operands: list[Any]) -> Any:
+        if Progression not in map(type, operands):
+            return step.run(self, operands, operands)
         if step.on_progressions is not None:
-            results = step.on_progressions(self, *given)
+            # NotImplemented: the result is no progression, so elements are written after all.
+            results = step.on_progressions(self, *operands)
             if results is not NotImplemented:
                 return results
-        return step.run(self, given, [as_tensor(value) for value in given])
+        return step.run(self, operands, [as_tensor(value) for value in operands])
 
     def given(self, end: Operation, values: Environment) -> list[Any]:
         """Return the values that the end of a block passes on."""
@@ -268,7 +271,7 @@ class Programs:
         waiting: dict[str, torch.Tensor | None] = {codes[0].label: outer}
         returned: list[Any] | None = None
         for code in codes:
-            if code.label not in waiting:
+            if code.label not in waiting:  # no program has jumped there
                 continue
             self.active = waiting[code.label]
             end = self.run(code, values)
@@ -292,7 +295,7 @@ class Programs:
         masks = [self.active]
         if end.name == "cf.cond_br":
             condition = values[end.operands[0]]
-            if len(condition) == 1:
+            if len(condition) == 1:  # the same for all programs: no mask is needed
                 targets = targets[:1] if condition.item() else targets[1:]
             else:
                 masks = [self.narrowed(condition), self.narrowed(~condition)]
@@ -306,6 +309,7 @@ class Programs:
                 values.update(zip(code.arguments, passed, strict=True))
                 waiting[label] = mask
                 continue
+            # Programs meet here that came another way: each keeps the values of its own way.
             for name, value in zip(code.arguments, passed, strict=True):
                 values[name] = value if mask is None else choose(mask, value, values[name])
             before = waiting[label]
@@ -314,7 +318,7 @@ class Programs:
 
 def _positions(ids: torch.Tensor, grid: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
     """Return the positions of programs along each axis of a grid, as int32."""
-    if grid[1] == grid[2] == 1:
+    if grid[1] == grid[2] == 1:  # most grids: two divisions less
         x = ids.int()
         zeros = torch.zeros_like(x)
         return x, zeros, zeros

@@ -26,28 +26,29 @@ def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     if not a.dtype.is_floating_point:
         # Products of 8 bits in double precision are exact.
         return torch.matmul(a.double(), b.double()).add_(c.double()).to(c.dtype)
+    # A card adds products of any narrower type in single precision.
     wide = torch.float64 if a.dtype is torch.float64 else torch.float32
     found = torch.matmul(a.to(wide), b.to(wide))
     return found.add_(c.to(wide)).to(c.dtype)
 
 
 @operation("tt.dot")
-def dot(one: Operation) -> Compute:
+def dot(op: Operation) -> Compute:
     """``a @ b + c`` of matrices, or of batches of them."""
     return lambda programs, a, b, c: product(a, b, c)
 
 
 @operation("tt.dot_scaled")
-def scaled_dot(one: Operation) -> Compute:
+def scaled_dot(op: Operation) -> Compute:
     """``a @ b + c`` of numbers in groups of 32 or 16 with a scale each."""
-    forms = re.search(r"lhs = (\w+) rhs = (\w+)", one.text)
+    forms = re.search(r"lhs = (\w+) rhs = (\w+)", op.text)
     operands = re.match(
-        r"(%[\w$.#-]+)(?: scale (%[\w$.#-]+))?, (%[\w$.#-]+)(?: scale (%[\w$.#-]+))?", one.text
+        r"(%[\w$.#-]+)(?: scale (%[\w$.#-]+))?, (%[\w$.#-]+)(?: scale (%[\w$.#-]+))?", op.text
     )
     if forms is None or operands is None:
-        raise NotComputed(f"the product {one.text}")
+        raise NotComputed(f"the product {op.text}")
     has_left, has_right = operands[2] is not None, operands[4] is not None
-    packs_rows = "lhs_k_pack = false" in one.attributes, "rhs_k_pack = false" in one.attributes
+    packs_rows = "lhs_k_pack = false" in op.attributes, "rhs_k_pack = false" in op.attributes
     left_form, right_form = forms[1], forms[2]
 
     def compute(programs: Programs, *given: Any) -> torch.Tensor:
@@ -74,8 +75,8 @@ def _unpacked(value: torch.Tensor, form: str, axis: int) -> torch.Tensor:
         value = value.view(_BYTES[form])
     if form != "e2m1":
         return value.float()
-    bits = value.long() & 255
-    pair = torch.stack((bits & 15, bits >> 4), -1)
+    bits = value.long() & 255  # an int8 may be negative
+    pair = torch.stack((bits & 15, bits >> 4), -1)  # the lower half of a byte comes first
     sizes = torch.tensor(_FP4)[pair & 7]
     numbers = torch.where(pair > 7, -sizes, sizes)
     axis = axis % value.dim()
@@ -87,7 +88,7 @@ def _scales(scale: torch.Tensor, length: int) -> torch.Tensor:
     if scale.dtype.is_floating_point:
         factor = scale.float()
     else:
-        exponent = scale.long() & 255
+        exponent = scale.long() & 255  # E8M0: 255 is NaN (OCP Microscaling Formats, 5.4.1)
         factor = torch.where(
             exponent == 255, torch.nan, torch.exp2(exponent.double() - 127).float()
         )
@@ -100,7 +101,7 @@ Combine = Callable[[Programs, Environment, Values, Values], Values]
 
 def _maximum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
     found = a.amax(axis)
-    if not found.isnan().any():
+    if not found.isnan().any():  # amax gives NaN if any element is NaN; here NaN is ignored
         return found
     found = torch.where(a.isnan(), -torch.inf, a).amax(axis)
     return torch.where(a.isnan().all(axis), torch.nan, found)
@@ -138,14 +139,14 @@ _SCANS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 @control("tt.reduce")
-def reduce(one: Operation) -> Compute:
+def reduce(op: Operation) -> Compute:
     """Combine all elements along an axis."""
-    axis = 1 + one.integer("axis")
-    usual = _REDUCTIONS.get(_only_operation(one))
-    combine = _combination(one)
+    axis = 1 + op.integer("axis")
+    usual = _REDUCTIONS.get(_only_operation(op))
+    combine = _combination(op)
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = [as_tensor(values[name]) for name in one.operands]
+        given = [as_tensor(values[name]) for name in op.operands]
         if usual is not None and given[0].dtype is not torch.bool:
             return [usual(given[0], axis)]
         given = same_length(*given)
@@ -162,11 +163,11 @@ def reduce(one: Operation) -> Compute:
 
 
 @control("tt.scan")
-def scan(one: Operation) -> Compute:
+def scan(op: Operation) -> Compute:
     """Combine each element with all before it along an axis, or with all behind it."""
-    axis, is_reversed = 1 + one.integer("axis"), one.is_set("reverse")
-    usual = _SCANS.get(_only_operation(one))
-    combine = _combination(one)
+    axis, is_reversed = 1 + op.integer("axis"), op.is_set("reverse")
+    usual = _SCANS.get(_only_operation(op))
+    combine = _combination(op)
 
     def scanned(programs: Programs, values: Environment, given: Values) -> Values:
         if usual is not None and given[0].dtype is not torch.bool:
@@ -184,7 +185,7 @@ def scan(one: Operation) -> Compute:
         return given
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = same_length(*[as_tensor(values[name]) for name in one.operands])
+        given = same_length(*[as_tensor(values[name]) for name in op.operands])
         if not is_reversed:
             return scanned(programs, values, given)
         found = scanned(programs, values, [value.flip(axis) for value in given])
@@ -194,13 +195,13 @@ def scan(one: Operation) -> Compute:
 
 
 @control("tt.map_elementwise")
-def map_elements(one: Operation) -> Compute:
+def map_elements(op: Operation) -> Compute:
     """A function of single elements, or of several in a row, which may branch."""
-    (code,) = prepare(one.regions[0])
-    pack = one.integer("pack")
+    (code,) = prepare(op.regions[0])
+    pack = op.integer("pack")
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = same_length(*[as_tensor(values[name]) for name in one.operands])
+        given = same_length(*[as_tensor(values[name]) for name in op.operands])
         shape = given[0].shape
         flat = [part for value in given for part in value.reshape(-1, pack).unbind(1)]
         found = _on_elements(programs, code, values, flat)
@@ -213,19 +214,19 @@ def map_elements(one: Operation) -> Compute:
 # ---- The functions ----
 
 
-def _only_operation(one: Operation) -> str:
+def _only_operation(op: Operation) -> str:
     """Return the name of the only operation of a function of two values; empty if it has others."""
-    blocks = one.regions[0]
-    if len(blocks) > 1 or len(blocks[0].operations) != 2 or len(one.operands) > 1:
+    blocks = op.regions[0]
+    if len(blocks) > 1 or len(blocks[0].operations) != 2 or len(op.operands) > 1:
         return ""
     operation = blocks[0].operations[0]
     is_plain = set(operation.operands) == set(blocks[0].arguments)
     return operation.name if is_plain else ""
 
 
-def _combination(one: Operation) -> Combine:
+def _combination(op: Operation) -> Combine:
     """Return the function that combines two elements, on all pairs at once."""
-    blocks = one.regions[0]
+    blocks = op.regions[0]
     (code,) = prepare(blocks)
     names = {operation.name for operation in blocks[0].operations}
     by_element = bool(names & {*CONTROL, "tt.call"})

@@ -35,9 +35,9 @@ def _both(function: Callable[[Progression, Progression], Any]) -> Compute:
 
 
 @on_progressions("arith.addi", "arith.subi")
-def sum_or_difference(one: Operation) -> Compute:
+def sum_or_difference(op: Operation) -> Compute:
     """The bases and the steps are added, or subtracted."""
-    sign = 1 if one.name == "arith.addi" else -1
+    sign = 1 if op.name == "arith.addi" else -1
 
     def compute(a: Progression, b: Progression) -> Any:
         if a.base.dtype is torch.bool:
@@ -49,7 +49,7 @@ def sum_or_difference(one: Operation) -> Compute:
 
 
 @on_progressions("arith.muli")
-def product(one: Operation) -> Compute:
+def product(op: Operation) -> Compute:
     """One of the two is a number."""
 
     def compute(a: Progression, b: Progression) -> Any:
@@ -69,13 +69,13 @@ def product(one: Operation) -> Compute:
 
 
 @on_progressions("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
-def position_in_rows(one: Operation) -> Compute:
+def position_in_rows(op: Operation) -> Compute:
     """The row or the column of positions.
 
     It is a progression if the positions of each program are all in the same row. If each program
     begins with a row, only the positions in one program are divided. Powers of 2 need no division.
     """
-    is_row = one.name.startswith("arith.div")
+    is_row = op.name.startswith("arith.div")
 
     def within_rows(first: torch.Tensor, number: int, a: Progression) -> torch.Tensor:
         offsets = a.offsets()
@@ -105,9 +105,9 @@ def position_in_rows(one: Operation) -> Compute:
 
 
 @on_progressions("arith.extsi", "arith.extui", "arith.trunci")
-def in_another_size(one: Operation) -> Compute:
+def in_another_size(op: Operation) -> Compute:
     """A longer or a shorter integer."""
-    dtype, name = one.type().dtype, one.name
+    dtype, name = op.type().dtype, op.name
 
     def compute(programs: Any, a: Progression) -> Any:
         if torch.bool in (a.base.dtype, dtype):
@@ -122,9 +122,9 @@ def in_another_size(one: Operation) -> Compute:
 
 
 @on_progressions("tt.addptr")
-def address(one: Operation) -> Compute:
+def address(op: Operation) -> Compute:
     """An address, and how many elements further."""
-    size = pointee_of(one).dtype.itemsize
+    size = pointee_of(op).dtype.itemsize
 
     def compute(a: Progression, count: Progression) -> Any:
         if count.wraps:
@@ -141,9 +141,9 @@ _BITS = {bit: torch.tensor([bit]) for bit in (False, True)}
 
 
 @on_progressions("arith.cmpi")
-def compare(one: Operation) -> Compute:
+def compare(op: Operation) -> Compute:
     """Compare numbers with a bound; often all are below it, or none."""
-    name = one.keyword
+    name = op.keyword
     function = numbers.COMPARISONS[name]
 
     def compute(a: Progression, b: Progression) -> Any:
@@ -177,9 +177,9 @@ def _decided(name: str, a: tuple[int, int], b: tuple[int, int]) -> bool | None:
 
 
 @on_progressions("arith.andi", "arith.ori")
-def both_masks(one: Operation) -> Compute:
+def both_masks(op: Operation) -> Compute:
     """A mask with one that is true or false everywhere."""
-    is_and = one.name == "arith.andi"
+    is_and = op.name == "arith.andi"
     function = torch.bitwise_and if is_and else torch.bitwise_or
 
     def compute(programs: Any, a: Any, b: Any) -> Any:
@@ -202,7 +202,7 @@ def _dtype(value: Any) -> torch.dtype:
 
 
 @on_progressions("arith.select")
-def select(one: Operation) -> Compute:
+def select(op: Operation) -> Compute:
     """The first or the second value, if the condition is the same everywhere."""
 
     def compute(programs: Any, condition: Any, first: Any, second: Any) -> Any:
@@ -217,9 +217,9 @@ def select(one: Operation) -> Compute:
 
 
 @on_progressions("tt.expand_dims")
-def expand_dims(one: Operation) -> Compute:
+def expand_dims(op: Operation) -> Compute:
     """One more dimension, of length 1."""
-    axis = one.integer("axis")
+    axis = op.integer("axis")
 
     def compute(programs: Any, a: Progression) -> Any:
         steps = (*a.steps[:axis], 0, *a.steps[axis:])
@@ -229,9 +229,9 @@ def expand_dims(one: Operation) -> Compute:
 
 
 @on_progressions("tt.broadcast")
-def broadcast(one: Operation) -> Compute:
+def broadcast(op: Operation) -> Compute:
     """Repeat along the dimensions of length 1."""
-    shape = one.type().shape
+    shape = op.type().shape
 
     def compute(programs: Any, a: Progression) -> Any:
         steps = tuple(
@@ -243,9 +243,9 @@ def broadcast(one: Operation) -> Compute:
 
 
 @on_progressions("tt.trans")
-def transpose(one: Operation) -> Compute:
+def transpose(op: Operation) -> Compute:
     """The dimensions in another order."""
-    order = re.search(r"order = array<i32: ([^>]*)>", one.attributes)
+    order = re.search(r"order = array<i32: ([^>]*)>", op.attributes)
     axes = [int(axis) for axis in order[1].split(",")] if order is not None else []
 
     def compute(programs: Any, a: Progression) -> Any:

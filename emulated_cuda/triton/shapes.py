@@ -18,10 +18,10 @@ _ROUNDINGS = ("", "rtne")
 
 
 @operation("arith.extf", "arith.truncf", "arith.convertf", "tt.fp_to_fp")
-def between_floats(one: Operation) -> Compute:
+def between_floats(op: Operation) -> Compute:
     """A floating-point number in another type, rounded to the nearest or towards zero."""
-    dtype = one.type().dtype
-    mode = re.search(r"rounding = (\w+)", one.text + one.attributes)
+    dtype = op.type().dtype
+    mode = re.search(r"rounding = (\w+)", op.text + op.attributes)
     if mode is not None and mode[1] not in _ROUNDINGS:
         if mode[1] != "rtz":
             raise NotComputed(f"rounding by {mode[1]}")
@@ -39,9 +39,9 @@ def _towards_zero(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @operation("arith.sitofp", "arith.uitofp")
-def integer_to_float(one: Operation) -> Compute:
+def integer_to_float(op: Operation) -> Compute:
     """An integer as a floating-point number."""
-    dtype, has_sign = one.type().dtype, one.name == "arith.sitofp"
+    dtype, has_sign = op.type().dtype, op.name == "arith.sitofp"
 
     def compute(programs: Any, value: torch.Tensor) -> torch.Tensor:
         if value.dtype is torch.bool:
@@ -56,9 +56,9 @@ def integer_to_float(one: Operation) -> Compute:
 
 
 @operation("arith.fptosi", "arith.fptoui")
-def float_to_integer(one: Operation) -> Compute:
+def float_to_integer(op: Operation) -> Compute:
     """A floating-point number without its fraction; the nearest integer if it is too large."""
-    dtype, has_sign = one.type().dtype, one.name == "arith.fptosi"
+    dtype, has_sign = op.type().dtype, op.name == "arith.fptosi"
     if dtype is torch.bool:
         return lambda programs, value: value.float() != 0
     size = torch.iinfo(dtype).bits
@@ -80,9 +80,9 @@ def float_to_integer(one: Operation) -> Compute:
 
 
 @operation("arith.extsi", "arith.trunci", "arith.index_cast")
-def between_integers(one: Operation) -> Compute:
+def between_integers(op: Operation) -> Compute:
     """An integer in another size; a longer one has the sign of the shorter."""
-    dtype = one.type().dtype
+    dtype = op.type().dtype
 
     def compute(programs: Any, value: torch.Tensor) -> torch.Tensor:
         if dtype is torch.bool:
@@ -93,16 +93,16 @@ def between_integers(one: Operation) -> Compute:
 
 
 @operation("arith.extui", "arith.index_castui")
-def longer_without_sign(one: Operation) -> Compute:
+def longer_without_sign(op: Operation) -> Compute:
     """An integer without sign in a larger size."""
-    dtype = one.type().dtype
+    dtype = op.type().dtype
     return lambda programs, value: unsigned(value).to(dtype)
 
 
 @operation("arith.bitcast", "tt.bitcast", "tt.int_to_ptr", "tt.ptr_to_int")
-def same_bits(one: Operation) -> Compute:
+def same_bits(op: Operation) -> Compute:
     """The same bits in another type."""
-    dtype = one.type().dtype
+    dtype = op.type().dtype
 
     def compute(programs: Any, value: torch.Tensor) -> torch.Tensor:
         if value.dtype is dtype:
@@ -115,7 +115,7 @@ def same_bits(one: Operation) -> Compute:
 
 
 @operation("arith.select")
-def select(one: Operation) -> Compute:
+def select(op: Operation) -> Compute:
     """One of two values, by a condition for each element or for all."""
 
     def compute(programs: Any, condition: torch.Tensor, first: Any, second: Any) -> Any:
@@ -136,25 +136,25 @@ _BITS = {torch.float64: torch.int64, torch.float32: torch.int32}
 
 
 @operation("tt.get_program_id")
-def program_id(one: Operation) -> Compute:
+def program_id(op: Operation) -> Compute:
     """The program's position in the grid, along one axis."""
-    return lambda programs: programs.ids[one.keyword]
+    return lambda programs: programs.ids[op.keyword]
 
 
 @operation("tt.get_num_programs")
-def number_of_programs(one: Operation) -> Compute:
+def number_of_programs(op: Operation) -> Compute:
     """The length of the grid along one axis."""
-    return lambda programs: torch.tensor([programs.grid[one.keyword]], dtype=torch.int32)
+    return lambda programs: torch.tensor([programs.grid[op.keyword]], dtype=torch.int32)
 
 
 # ---- Constants ----
 
 
 @operation("arith.constant")
-def constant(one: Operation) -> Compute:
+def constant(op: Operation) -> Compute:
     """A number, or a tensor of numbers."""
-    kind = one.result_types[0] if one.result_types else Type("i1")
-    elements = _constant(one.text, kind)
+    kind = op.result_types[0] if op.result_types else Type("i1")
+    elements = _constant(op.text, kind)
     value: Any
     if kind.shape and not kind.dtype.is_floating_point and not any(elements.stride()):
         value = Progression(uncounted(elements.flatten()[:1]), (0,) * len(kind.shape), kind.shape)
@@ -198,9 +198,9 @@ def _number(text: str, dtype: torch.dtype) -> torch.Tensor:
 
 
 @operation("ub.poison")
-def undefined(one: Operation) -> Compute:
+def undefined(op: Operation) -> Compute:
     """A value that the kernel does not use: zeros."""
-    kind = one.type()
+    kind = op.type()
     if kind.is_descriptor:
         raise NotComputed("an undefined descriptor")
     value = uncounted(torch.zeros((1, *kind.shape), dtype=kind.dtype))
@@ -208,9 +208,9 @@ def undefined(one: Operation) -> Compute:
 
 
 @operation("tt.make_range")
-def numbers(one: Operation) -> Compute:
+def numbers(op: Operation) -> Compute:
     """The numbers from a start to an end."""
-    start, end = one.integer("start"), one.integer("end")
+    start, end = op.integer("start"), op.integer("end")
     value = Progression(uncounted(torch.tensor([start], dtype=torch.int32)), (1,), (end - start,))
     return lambda programs: value
 
@@ -219,9 +219,9 @@ def numbers(one: Operation) -> Compute:
 
 
 @operation("tt.splat")
-def splat(one: Operation) -> Compute:
+def splat(op: Operation) -> Compute:
     """A number in every element."""
-    shape = one.type().shape
+    shape = op.type().shape
     ones, steps = [1] * len(shape), (0,) * len(shape)
 
     def compute(programs: Programs, a: torch.Tensor) -> Any:
@@ -235,22 +235,22 @@ def splat(one: Operation) -> Compute:
 
 
 @operation("tt.unsplat")
-def only_element(one: Operation) -> Compute:
+def only_element(op: Operation) -> Compute:
     """The only element of a tensor."""
     return lambda programs, a: a.reshape(len(a))
 
 
 @operation("tt.broadcast")
-def broadcast(one: Operation) -> Compute:
+def broadcast(op: Operation) -> Compute:
     """Repeat along the dimensions of length 1."""
-    shape = one.type().shape
+    shape = op.type().shape
     return lambda programs, a: a.expand(-1, *shape)
 
 
 @operation("tt.reshape")
-def reshape(one: Operation) -> Compute:
+def reshape(op: Operation) -> Compute:
     """The same elements in another shape."""
-    shape = one.type().shape
+    shape = op.type().shape
     is_short = shape[-1:] < (_SHORT,)
 
     def compute(programs: Programs, a: torch.Tensor) -> torch.Tensor:
@@ -262,16 +262,16 @@ def reshape(one: Operation) -> Compute:
 
 
 @operation("tt.expand_dims")
-def expand_dims(one: Operation) -> Compute:
+def expand_dims(op: Operation) -> Compute:
     """One more dimension, of length 1."""
-    axis = 1 + one.integer("axis")
+    axis = 1 + op.integer("axis")
     return lambda programs, a: a.unsqueeze(axis)
 
 
 @operation("tt.trans")
-def transpose(one: Operation) -> Compute:
+def transpose(op: Operation) -> Compute:
     """The dimensions in another order."""
-    order = re.search(r"order = array<i32: ([^>]*)>", one.attributes)
+    order = re.search(r"order = array<i32: ([^>]*)>", op.attributes)
     if order is None:
         raise NotComputed("tt.trans without an order")
     dims = [0, *(1 + int(axis) for axis in order[1].split(","))]
@@ -279,27 +279,27 @@ def transpose(one: Operation) -> Compute:
 
 
 @operation("tt.join")
-def join(one: Operation) -> Compute:
+def join(op: Operation) -> Compute:
     """Two tensors in a new last dimension of length 2."""
     return lambda programs, a, b: torch.stack(same_length(a, b), -1)
 
 
 @operation("tt.split")
-def split(one: Operation) -> Compute:
+def split(op: Operation) -> Compute:
     """The two parts of a last dimension of length 2."""
     return lambda programs, a: list(a.unbind(-1))
 
 
 @operation("tt.cat")
-def concatenate(one: Operation) -> Compute:
+def concatenate(op: Operation) -> Compute:
     """One tensor after the other; a card may give the elements in another order."""
     return lambda programs, a, b: torch.cat(same_length(a, b), 1)
 
 
 @operation("tt.gather")
-def gather(one: Operation) -> Compute:
+def gather(op: Operation) -> Compute:
     """Elements along an axis, by their positions; those out of range give any element."""
-    axis = 1 + one.integer("axis")
+    axis = 1 + op.integer("axis")
 
     def compute(programs: Programs, a: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         a, positions = same_length(a, positions)
@@ -309,9 +309,9 @@ def gather(one: Operation) -> Compute:
 
 
 @operation("tt.histogram")
-def histogram(one: Operation) -> Compute:
+def histogram(op: Operation) -> Compute:
     """How often each of the first numbers occurs; others are not counted."""
-    bins, dtype = one.type().shape[0], one.type().dtype
+    bins, dtype = op.type().shape[0], op.type().dtype
 
     def compute(programs: Programs, a: torch.Tensor, mask: Any = None) -> torch.Tensor:
         counted = (a >= 0) & (a < bins)
@@ -326,6 +326,6 @@ def histogram(one: Operation) -> Compute:
 
 @operation("llvm.intr.assume", "gpu.barrier", "ttg.barrier", "tt.debug_barrier")
 @operation("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents", "tt.prefetch")
-def without_effect(one: Operation) -> Compute:
+def without_effect(op: Operation) -> Compute:
     """What only orders or hastens the work of a card."""
     return lambda programs, *values: []

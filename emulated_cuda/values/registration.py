@@ -32,7 +32,7 @@ _KEY = "CUDA"
 _QUANTIZED = "QuantizedCUDA"
 _NESTED = "NestedTensorCUDA"
 _PARTS = {
-    **dict.fromkeys(special.KEYS, torch_private.SPARSE_PARTS),
+    **dict.fromkeys(special.SPARSE_KEYS, torch_private.SPARSE_PARTS),
     _QUANTIZED: torch_private.QUANTIZED_PARTS,
     _NESTED: torch_private.NESTED_PARTS,
 }
@@ -142,7 +142,7 @@ def register_all() -> None:
 def _other_kernel(key: str, name: str) -> Kernel | None:
     """Return the kernel for sparse, quantized or nested tensors."""
     if name.startswith("quantized::"):
-        return special.refusing(name)
+        return special.quantized_kernel(name)
     operator = torch_private.operator_of(name)
     if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
         return None
@@ -150,8 +150,8 @@ def _other_kernel(key: str, name: str) -> Kernel | None:
     if base in _PARTS[key] or name in _LEFT_ALONE:
         return None
     original = accepting_numbers(operator, torch.library.get_kernel(name, key).call_boxed)
-    if key in special.KEYS:
-        return special.computing(name, operator, original)
+    if key in special.SPARSE_KEYS:
+        return special.sparse_kernel(name, operator, original)
     if name == "aten::copy_":
         return accepting_numbers(operator, copies.copying(original))
     return compute_after(name, operator, original, _compute_of(name, operator))

@@ -142,7 +142,7 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
 
 
 def guided(name: str, operator: Any, original: Kernel) -> Kernel:
-    """Return a kernel for an operator that reads back what operators in it compute.
+    """Return a kernel for a composite operator that reads values which its own operators compute.
 
     Those compute their values while it runs, so it allocates as on a card. Kernels that it launches
     itself do nothing, so its result is computed before.

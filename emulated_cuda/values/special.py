@@ -51,7 +51,7 @@ def zero_by_zero(divide: Kernel) -> Kernel:
     return call
 
 
-def refusing(name: str) -> Kernel | None:
+def quantized_kernel(name: str) -> Kernel | None:
     """Return the kernel for an operator on quantized tensors and packed weights.
 
     None for one that only packs or unpacks a weight: torch's own kernel does that on the CPU.
@@ -69,10 +69,10 @@ def refusing(name: str) -> Kernel | None:
     return kernel
 
 
-KEYS = ("SparseCUDA", "SparseCsrCUDA")
+SPARSE_KEYS = ("SparseCUDA", "SparseCsrCUDA")
 
 
-def computing(name: str, operator: Any, original: Kernel) -> Kernel:
+def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
     """Return a kernel that computes an operator with sparse arguments."""
     schema = torch_private.schema_of(operator)
     written = [

@@ -7,7 +7,7 @@ from statistics import mean, median_low
 
 MIN_JUDGED_SAMPLES = 8
 """Number of samples after the warm-up that a growth figure needs."""
-WARMUP = 2
+PROCESS_WARMUP = 2
 """Batches that a growth figure leaves out unless told otherwise."""
 _PARTS = 4
 
@@ -43,7 +43,7 @@ class ProcessUse:
     """Steady growth; None if it was seen at too few batch boundaries."""
 
 
-def steady_growth(samples: Sequence[ProcessSample], warmup: int = WARMUP) -> float | None:
+def steady_growth(samples: Sequence[ProcessSample], warmup: int = PROCESS_WARMUP) -> float | None:
     """Return by how many bytes memory grew with each batch; None with too few samples.
 
     An allocator takes memory from the system in steps and returns little of it, so that one step

@@ -127,6 +127,9 @@ class ReportBuilder:
 
     def _results(self) -> tuple[list[Result], list[Result]]:
         if self._read is None:
+            # After the tests: no session waits for it before.
+            from pytest_cka_memory.core.verdicts import Result
+
             order = sorted(
                 self._regions, key=lambda nodeid: self._expected.get(nodeid, sys.maxsize)
             )

@@ -78,8 +78,8 @@ def _line(place: Place) -> str:
     return f"{line}{code}{inside}"
 
 
-def _added(one: Weight, other: Weight) -> Weight:
-    return one[0] + other[0], one[1] + other[1]
+def _added(weight: Weight, other: Weight) -> Weight:
+    return weight[0] + other[0], weight[1] + other[1]
 
 
 def _largest(labels: Mapping[int, str], weights: Mapping[int, Weight], noun: str) -> Bands:
@@ -312,7 +312,7 @@ def _moments(levels: Sequence[int], peak_event: int, events: int, width: int) ->
 
 
 def _consecutive(moments: Sequence[int]) -> list[int]:
-    """Return pairs of a moment and how many follow one another from it, in one list."""
+    """Run-length encode consecutive moments: [first, length, first, length, ...]."""
     runs: list[int] = []
     for moment in moments:
         if runs and runs[-2] + runs[-1] == moment:

@@ -70,12 +70,12 @@ class Difference:
         return self.new_bytes is None or not self.new_bytes <= self.allowed_bytes
 
 
-def excess(found: Difference, tolerance: Tolerance, whose: str) -> str:
+def excess(difference: Difference, tolerance: Tolerance, whose: str) -> str:
     """Return by how much a known figure is above that of the baseline or of another test."""
-    new, allowed = found.new_bytes or 0, found.allowed_bytes
+    new, allowed = difference.new_bytes or 0, difference.allowed_bytes
     return (
-        f"{COMPARED[found.figure].noun} {format_exact(new)}, allowed {format_exact(allowed)} "
-        f"({tolerance.text} above {whose}'s {format_exact(found.old_bytes)}): "
+        f"{COMPARED[difference.figure].noun} {format_exact(new)}, allowed {format_exact(allowed)} "
+        f"({tolerance.text} above {whose}'s {format_exact(difference.old_bytes)}): "
         f"{format_exact(new - allowed)} too much"
     )
 

@@ -204,20 +204,20 @@ class PeakDifference:
 
 
 def peak_differences(
-    old: Report, new: Report, found: Comparison
+    old: Report, new: Report, comparison: Comparison
 ) -> tuple[tuple[PeakDifference, ...], int]:
     """Return the differences of the peaks, the largest rise first, and how many are not known.
 
     Args:
         old: a report.
         new: another report of the same tests.
-        found: the comparison of both. Of its regions, one counts as not known if a report does not
-            list what was live at the peak.
+        comparison: of both. A region counts as not known if a report does not list what was live
+            at its peak.
     """
     before, after = keyed(old.results), keyed(new.results)
     differences, unknown = [], 0
     for key in after:
-        if key not in before or key in found.incomplete:
+        if key not in before or key in comparison.incomplete:
             continue
         former, latter = before[key].record, after[key].record
         if not (former.at_peak and latter.at_peak):

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
-from pytest_cka_memory.core.growth import WARMUP
+from pytest_cka_memory.core.growth import PROCESS_WARMUP
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
@@ -178,7 +178,9 @@ def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBat
     return FlatPerBatch(f"flat_per_batch{given}", tolerance_bytes, warmup)
 
 
-def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) -> FlatProcess:
+def flat_process_per_batch(
+    tolerance_mb: object = 1.0, warmup: object = PROCESS_WARMUP
+) -> FlatProcess:
     """Return a limit on the steady growth of the memory of the process and its children.
 
     Args:
@@ -191,7 +193,7 @@ def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) 
         LimitError: if `warmup` is not a whole number of batches, or psutil is not installed.
     """
     _require_psutil()
-    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, MB, WARMUP)
+    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, MB, PROCESS_WARMUP)
     assert isinstance(warmup, int), "checked"
     return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
 

@@ -90,7 +90,7 @@ def lines_about(record: RegionRecord) -> list[str]:
 
 
 def _line_about_starts(record: RegionRecord) -> list[str]:
-    """Return a line about what processes had that started in the region, if it is large."""
+    """Return a line on the memory of child processes that started in the region, if it is large."""
     rise = record.process_increase_bytes or 0
     started = rise - sum(map(_rise, record.processes))
     if len(record.processes) < 2 or 4 * started < rise:

@@ -270,7 +270,10 @@ def call_each_plugin(
 
 @dataclass(frozen=True)
 class PluginLimit(Limit):
-    """Another plugin's limit; its verdicts are checked, because an invalid one would not fail."""
+    """Wraps a limit of another plugin and checks the type of each verdict.
+
+    Otherwise a wrong one would pass silently.
+    """
 
     inner: Limit
     plugin_name: str

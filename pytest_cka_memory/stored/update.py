@@ -45,21 +45,21 @@ def changes(
     return tuple(sorted(found, key=lambda change: -change.rise_bytes))
 
 
-def as_lines(found: Sequence[BaselineChange]) -> list[str]:
+def as_lines(changed: Sequence[BaselineChange]) -> list[str]:
     """Return a line per change, for the terminal; the middle is left out if there are many."""
-    if len(found) <= _MOST_SHOWN:
-        return _table(found)
+    if len(changed) <= _MOST_SHOWN:
+        return _table(changed)
     half = _MOST_SHOWN // 2  # the largest rises and the largest falls
-    lines = _table([*found[:half], *found[-half:]])
-    return [*lines[:half], f"  ... and {len(found) - 2 * half} more", *lines[half:]]
+    lines = _table([*changed[:half], *changed[-half:]])
+    return [*lines[:half], f"  ... and {len(changed) - 2 * half} more", *lines[half:]]
 
 
-def _table(found: Sequence[BaselineChange]) -> list[str]:
-    if not found:
+def _table(changed: Sequence[BaselineChange]) -> list[str]:
+    if not changed:
         return []
     from tabulate import tabulate  # takes 20 ms, so only if there is a change
 
-    rows = [list(_cells(change)) for change in found]
+    rows = [list(_cells(change)) for change in changed]
     align = ("left", "left", "right", "left", "right", "right", "left")
     table = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align)
     return [f"  {line}".rstrip() for line in table.splitlines()]
@@ -241,9 +241,9 @@ def seen_regions(measured: Iterable[Measured]) -> list[BaselineKey]:
     return [key for key, result in measured if result.outcome == "passed"]
 
 
-def _highest(one: Figures, other: Figures) -> Figures:
+def _highest(figures: Figures, other: Figures) -> Figures:
     return {
-        name: max((f for f in (one.get(name), other[name]) if f is not None), default=None)
+        name: max((f for f in (figures.get(name), other[name]) if f is not None), default=None)
         for name in other
     }
 

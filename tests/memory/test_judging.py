@@ -189,5 +189,6 @@ def test_dictionary_has_the_published_keys(record: MakeRecord) -> None:
             "message": "retained 1 byte, allowed 0 bytes: 1 byte too much",
             "figure": "retained_bytes",
             "warns": False,
+            "warmup": None,
         }
     ]

@@ -162,6 +162,7 @@ def layer(name: str, original: Kernel) -> Kernel:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.backends.cudnn.enabled or kwargs:
             return original(keyset, *args, **kwargs)
+        # The two overloads differ in their first and last arguments only.
         if is_packed:
             values, sizes, state, weights, *settings = args
             batch_first, batch_sizes = False, sizes.tolist()
@@ -170,8 +171,10 @@ def layer(name: str, original: Kernel) -> Kernel:
             batch_sizes = []
         has_biases, num_layers, dropout, train, bidirectional = settings
         hx, cx = state if mode == _LSTM else (state, None)
+        # With a projection, the hidden state is smaller than the cell's.
         projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
         hidden = hx.shape[2] if cx is None else cx.shape[2]
+        # How many weights a layer has in each direction, which cuDNN calls their stride.
         stride = (4 if has_biases else 2) + (1 if projected else 0)
         no_state = torch.empty(0, dtype=torch.uint8, device=values.device) if dropout else None
         output, hy, cy, *_ = cudnn_operator(
@@ -227,8 +230,8 @@ def dropout_state() -> Tensor:
 # ---- Cells ----
 
 
-def _gates(one: Tensor, other: Tensor, bias: Tensor | None, other_bias: Tensor | None) -> Any:
-    with_bias = one if bias is None else one + bias
+def _gates(tensor: Tensor, other: Tensor, bias: Tensor | None, other_bias: Tensor | None) -> Any:
+    with_bias = tensor if bias is None else tensor + bias
     return with_bias, other if other_bias is None else other + other_bias
 
 
