@@ -90,6 +90,7 @@ WRONG = {
     ),
     "key given twice": (GOOD.replace('"devices"', '"date": "2026", "devices"'), "given twice"),
     "merge": ("<<<<<<< HEAD", "an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of"),
+    "merge on Windows": ("=======\r", "an unresolved merge conflict ('=======')"),
     "nested": ("[" * 100_000, "no session has such values"),
 }
 
