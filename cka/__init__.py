@@ -16,11 +16,15 @@ from cka.errors import (
     MissingExtraError,
     SettingError,
 )
+from cka.functional.distributions import (
+    Calibration,
+    Confidence,
+    NullDistribution,
+    null_distribution,
+)
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
-from cka.functional.null import NullDistribution, null_distribution
-from cka.functional.resamples import Calibration, Confidence
 from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match
 

@@ -18,12 +18,12 @@ from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data import Mask, batch_count, batch_tuples, check_masks, sample_count
 from cka.errors import CKAError, CKAWarning, SettingError
 from cka.functional.kernels import RBF, Kernel, check_linear, linear_gram, resolve_kernel
+from cka.functional.resampling import Resampling
 from cka.result import CKAResult
 from cka.running import placement
-from cka.running.estimators import Estimator
+from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
 from cka.running.exact import Exact
-from cka.running.minibatch import Minibatch, SmallerParts
-from cka.running.model_runner import Feed, ModelRunner
+from cka.running.model_runner import ComparedModel, Feed, ModelRunner, check_model, model_names
 from cka.running.placement import (
     device_for,
     eager,
@@ -32,22 +32,19 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
-from cka.running.resamplings import Resamples, Resampling
-from cka.running.run import Outcome, Run, SimultaneousRuns
-from cka.settings import (
-    ComparedModel,
-    EstimatorName,
-    check_model,
-    check_settings,
-    kernel_name,
-    model_names,
-)
+from cka.running.run import Outcome, Resamples, Run, SimultaneousRuns
 
 
 class Progress:
     """A tqdm bar that counts batches. It never gets the batches, so it keeps none alive."""
 
     def __init__(self, total: int | None, *, shown: bool) -> None:
+        """Start the bar.
+
+        Args:
+            total: number of batches; None if the loader has no length.
+            shown: whether it is visible.
+        """
         self._bar = tqdm(total=total, desc="CKA", unit="batch", disable=not shown)
         self._start = time.perf_counter()
 
@@ -185,7 +182,9 @@ class CKA:
         self._kernel = resolve_kernel(kernel)
         if estimator == "sampled_neurons":
             check_linear(self._kernel)
-        self._kernel_name = kernel if isinstance(kernel, str) else kernel_name(kernel)
+        self._kernel_name = (
+            kernel if isinstance(kernel, str) else getattr(kernel, "__name__", None) or repr(kernel)
+        )
         self._part_size = hsic_batch_size
         self._reader = OutputReader(pooling or "flatten", pick)
         self._feed = feed
@@ -205,6 +204,12 @@ class CKA:
         generator: torch.Generator | None = None,
     ) -> CKAResult:
         """Run the data through the models and compare every pair of layers.
+
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+        >>> result = CKA(model, device="cpu").compare(torch.randn(4, 32, 8), progress=False)
+        >>> result.model1_layers, result.batches
+        (['0', '1'], 4)
 
         Args:
             dataloader: yields batches for both models: tensors, ``(inputs, ...)``, dicts or
@@ -290,7 +295,10 @@ class CKA:
         advice = self._advice()
         rank = placement.rank() if self._over_ranks else 0
         resamplings = [resamples.of_pair(rank) for _ in pairs]
-        estimators = [self._make_estimator(loaders[0], one.each(), advice) for one in resamplings]
+        estimators = [
+            self._make_estimator(loaders[0], resampling.requested(), advice)
+            for resampling in resamplings
+        ]
         modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
             # Not inference_mode: its tensors have no version counter, so an output changed in place
@@ -302,13 +310,13 @@ class CKA:
             runners = self._make_runners(models, len(loaders), estimators[0], stack)
             runs = [
                 Run(
-                    runners if len(runners) == 1 else [runners[one], runners[other]],
-                    (models[one].selection, models[other].selection),
+                    runners if len(runners) == 1 else [runners[first], runners[second]],
+                    (models[first].selection, models[second].selection),
                     estimator,
                     over_ranks=self._over_ranks,
                     resamplings=resampled,
                 )
-                for (one, other), estimator, resampled in zip(
+                for (first, second), estimator, resampled in zip(
                     pairs, estimators, resamplings, strict=True
                 )
             ]
@@ -334,6 +342,7 @@ class CKA:
         stack: ExitStack,
     ) -> list[ModelRunner]:
         """Return one runner for a self-comparison on the same data, otherwise one per model."""
+        # One model on the same data runs once, also if its rows and columns are different layers.
         groups = [[model] for model in models]
         if loaders == 1 and len({model.module for model in models}) == 1 and self._one_mask:
             groups = [list(models)]
@@ -344,7 +353,7 @@ class CKA:
             device = device_for(module, self._device, name)
             stack.enter_context(moved_to(module, device))
             selections = [model.selection for model in group]
-            mask = self._masks[min(number, 2) - 1]
+            mask = self._masks[min(number, 2) - 1]  # compare_many has one mask for all its models
             runners.append(
                 ModelRunner(module, selections, self._reader, estimator, device, self._feed, mask)
             )

@@ -58,7 +58,13 @@ def run_model(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> Any
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Copy a batch to a device; convert its floating-point tensors if a dtype is given."""
+    """Return a batch on a device, of the same structure.
+
+    Args:
+        batch: a batch of any structure; tensors that are already there are not copied.
+        device: where its tensors go.
+        dtype: the dtype to which its floating-point tensors are converted; None keeps theirs.
+    """
     # The CPU would not wait for an asynchronous copy to host memory before reading it.
     non_blocking = device.type != "cpu"
 
@@ -70,7 +76,12 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
 
 
 def first_samples(batch: Any, count: int) -> Any:
-    """Return the first ``count`` samples of a batch."""
+    """Return the first samples of a batch: views, in the same structure.
+
+    Args:
+        batch: a batch of any structure; 0-d tensors are kept.
+        count: number of samples.
+    """
     return map_tensors(batch, lambda tensor: tensor[:count] if tensor.ndim else tensor)
 
 
@@ -79,15 +90,19 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
     Mappings become plain dicts. Objects of other types are returned unchanged, even if they have
     a method ``.to``: they need ``CKA(feed=...)``.
+
+    Args:
+        value: tensors in mappings, sequences and dataclasses.
+        change: a function of a tensor.
     """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(one, change) for key, one in value.items()}
+        return {key: map_tensors(part, change) for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(one, change) for one in value))
+        return type(value)(*(map_tensors(part, change) for part in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(one, change) for one in value)
+        return type(value)(map_tensors(part, change) for part in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
@@ -99,6 +114,10 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def concatenate_batches(first: Any, second: Any) -> Any:
     """Return one batch with the n1 + n2 samples of both.
+
+    Args:
+        first: a batch of n1 samples.
+        second: a batch of n2 samples, of the same structure.
 
     Raises:
         InputError: if the batches differ in structure, or their samples in shape.
@@ -115,7 +134,8 @@ def concatenate_batches(first: Any, second: Any) -> Any:
     if isinstance(first, tuple) and hasattr(first, "_fields") and type(first) is type(second):
         return type(first)(*map(concatenate_batches, first, second))
     if isinstance(first, (list, tuple)) and type(first) is type(second):
-        if any(isinstance(one, (Tensor, Mapping, list, tuple)) for one in (*first, *second)):
+        # Sequences with tensors or further sequences are structures; others are lists of samples.
+        if any(isinstance(part, (Tensor, Mapping, list, tuple)) for part in (*first, *second)):
             pairs = zip(first, second, strict=True)
             return type(first)(concatenate_batches(a, b) for a, b in pairs)
         return type(first)([*first, *second])  # one entry per sample, such as a list of texts
@@ -140,6 +160,9 @@ _WRITE = (
 def check_masks(mask: Any) -> tuple[Mask, Mask]:
     """Return the masks of both models: one for both, or a pair.
 
+    Args:
+        mask: what the user passed: a name, a function, None, or a pair of these.
+
     Raises:
         SettingError: if a mask is neither a name, a function nor None.
     """
@@ -153,7 +176,13 @@ def check_masks(mask: Any) -> tuple[Mask, Mask]:
 
 
 def find_masks(batch: Any, mask: Mask, model: nn.Module, samples: int | None) -> BatchMasks:
-    """Return the masks of a batch of n samples for one model.
+    """Return the masks of a batch for one model.
+
+    Args:
+        batch: a batch of the loader, before a part of it is passed to the model.
+        mask: the model's mask, from :func:`check_masks`.
+        model: the model; its ``config`` says whether it has encoder and decoder.
+        samples: number of samples in the batch; None if the batch does not show it.
 
     Raises:
         InputError: if the batch has no entry of the name ``mask``.
@@ -177,12 +206,12 @@ def mask_keywords(batch: Any, model: nn.Module) -> dict[str, Any]:
     The model gets only the first field of a dataclass. Without its mask, it would read padding.
     """
     entries = ((name, entry(batch, name)) for name in (*_NAMES, *_DECODER_NAMES))
-    found = {name: value for name, value in entries if isinstance(value, Tensor)}
+    masks = {name: value for name, value in entries if isinstance(value, Tensor)}
     try:
-        taken = inspect.signature(model.forward).parameters if found else {}
+        parameters = inspect.signature(model.forward).parameters if masks else {}
     except (TypeError, ValueError):  # a function without a signature
         return {}
-    return {name: value for name, value in found.items() if name in taken}
+    return {name: value for name, value in masks.items() if name in parameters}
 
 
 def entry(batch: Any, name: str) -> Any:
@@ -194,10 +223,10 @@ def entry(batch: Any, name: str) -> Any:
         return batch.get(name)
     if isinstance(batch, Tensor):
         return None
-    found = getattr(batch, name, None)
-    if found is None and isinstance(batch, (list, tuple)) and batch:
+    value = getattr(batch, name, None)
+    if value is None and isinstance(batch, (list, tuple)) and batch:
         return entry(batch[0], name)
-    return found
+    return value
 
 
 def _token_mask(
@@ -207,51 +236,52 @@ def _token_mask(
         return _checked(mask(batch), "the result of mask=", samples)
     if mask == "auto":
         return _first_named(batch, _NAMES, samples)
-    found = entry(batch, mask)
-    if found is None:
+    value = entry(batch, mask)
+    if value is None:
         names = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
         raise InputError(f"the batch has no entry {mask!r} for mask= (it is: {names}); {_WRITE}")
-    return _named(found, mask, samples)
+    return _checked(value, mask, samples)
 
 
 def _first_named(batch: Any, names: tuple[str, ...], samples: int | None) -> TokenMask | None:
     for name in names:
-        found = entry(batch, name)
-        if found is not None:
-            return _named(found, name, samples)
+        value = entry(batch, name)
+        if value is not None:
+            return _checked(value, name, samples)
     return None
 
 
-def _named(value: Any, name: str, samples: int | None) -> TokenMask:
-    return _checked(value, name, samples, inverted=name.endswith("key_padding_mask"))
+def _checked(value: Any, name: str, samples: int | None) -> TokenMask:
+    """Return a mask as bool, with the reason if it cannot be used.
 
-
-def _checked(value: Any, name: str, samples: int | None, *, inverted: bool = False) -> TokenMask:
-    """Return a mask as bool, with the reason if it cannot be used."""
+    Raises:
+        InputError: if the value cannot be read as a tensor.
+    """
     try:
-        found = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+        mask = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{name} is a {type(value).__name__}, not a mask; {_WRITE}") from None
-    count = int(found.shape[-1]) if found.ndim else 0
-    if found.ndim != 2 or samples not in (None, len(found)):
+    count = int(mask.shape[-1]) if mask.ndim else 0
+    if mask.ndim != 2 or samples not in (None, len(mask)):
         return TokenMask(
             count,
             problem=(
-                f"{name} has shape {tuple(found.shape)}, but a mask of the tokens of "
+                f"{name} has shape {tuple(mask.shape)}, but a mask of the tokens of "
                 f"{samples} samples must have shape ({samples}, tokens); {_WRITE}"
             ),
         )
-    if type(found) is not Tensor:  # a fake tensor, which has no values
+    if type(mask) is not Tensor:  # a fake tensor, which has no values
         return TokenMask(count)
-    if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         return TokenMask(
             count,
             problem=(
-                f"{name} has values other than 0 and 1 ({found.min().item()} to "
-                f"{found.max().item()}); {_WRITE}"
+                f"{name} has values other than 0 and 1 ({mask.min().item()} to "
+                f"{mask.max().item()}); {_WRITE}"
             ),
         )
-    real = found == 0 if inverted else found != 0
+    # In the masks of torch.nn.Transformer, True is padding.
+    real = mask == 0 if name.endswith("key_padding_mask") else mask != 0
     if bool(real.all()):
         return TokenMask(count)
     empty = (~real.any(1)).nonzero().flatten().tolist()
@@ -259,7 +289,7 @@ def _checked(value: Any, name: str, samples: int | None, *, inverted: bool = Fal
         return TokenMask(
             count,
             problem=(
-                f"{name} has no token, only padding, for {len(empty)} of {len(found)} samples "
+                f"{name} has no token, only padding, for {len(empty)} of {len(mask)} samples "
                 f"(the first is sample {empty[0]} of the batch); leave these samples out of the "
                 "data, or write mask=None to use every position"
             ),
@@ -276,6 +306,10 @@ def batch_tuples(loaders: tuple[Iterable[Any], ...], min_samples: int) -> Iterat
 
     A batch with fewer than ``min_samples`` samples is concatenated with the batch before it if
     that batch is still available.
+
+    Args:
+        loaders: one loader, or two with the same samples.
+        min_samples: smallest number of samples that the estimator can use.
 
     Raises:
         InputError: if two loaders yield different numbers of batches, or of samples in a batch.
@@ -327,6 +361,7 @@ def _without_padding(loader: Iterable[Any]) -> Iterator[Any]:
         return
     for batch in loader:
         size = samples_in(batch) or 0
+        # The last batches of a rank may contain samples that the sampler repeated as padding.
         if size > left:
             batch = first_samples(batch, left)
         if left > 0:
@@ -411,5 +446,5 @@ def _too_small(batches: BatchTuple, min_samples: int) -> bool:
 def _concatenated(batches: BatchTuple, small: BatchTuple) -> BatchTuple | None:
     try:
         return tuple(map(concatenate_batches, batches, small))
-    except ValueError:
+    except ValueError:  # another structure: the small batch is then left out, with a warning
         return None

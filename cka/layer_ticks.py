@@ -1,4 +1,7 @@
-"""Ticks of an axis with one layer at each integer; imports matplotlib."""
+"""Ticks of an axis with one layer at each integer.
+
+A module of its own, because it imports matplotlib: :mod:`cka.plots` imports it when it draws.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,13 @@ class LayerLocator(Locator):
 
 
 def label_layers(axis: Axis, names: Sequence[str], font_size: float) -> None:
-    """Put the names of layers 0, 1, 2, … on an axis; those of a horizontal axis are upright."""
+    """Put the names of layers 0, 1, 2, … on an axis; those of a horizontal axis are upright.
+
+    Args:
+        axis: an axis on which each integer is a layer.
+        names: the names of the layers.
+        font_size: size of their font in points.
+    """
 
     def name_at(position: float, _: object) -> str:
         number = round(position)

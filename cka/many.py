@@ -16,9 +16,9 @@ from cka.capture.layers import Layers, select
 from cka.comparison import CKA
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.result import CKAResult
+from cka.running.model_runner import ComparedModel, check_model
 from cka.running.placement import unwrap
-from cka.running.resamplings import Resamples
-from cka.settings import ComparedModel, check_model
+from cka.running.run import Resamples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,11 +30,17 @@ Key: TypeAlias = str | tuple[str, str]
 
 
 class CKAResults(Mapping[Key, CKAResult]):
-    """Several results, in order: those of :func:`cka.compare_many` by pair of names, or any.
+    """Results by name, or by pair of names as from :func:`cka.compare_many`, in order.
 
-    ``results["epoch 1", "epoch 2"]`` of ``compare_many`` has the layers of "epoch 1" as rows. To
-    plot results of separate comparisons together, name them:
-    ``CKAResults({"epoch 1": result1, "epoch 2": result2}).plot()``.
+    >>> model = torch.nn.Linear(8, 4)
+    >>> result = CKA(model, device="cpu").compare(torch.randn(2, 32, 8), progress=False)
+    >>> results = CKAResults({"before": result, "after": result})
+    >>> list(results)
+    ['before', 'after']
+
+    ``results["epoch 1", "epoch 2"]`` of ``compare_many`` has the layers of "epoch 1" as rows.
+    Results of separate comparisons get names, as above, so that ``results.plot()`` draws them
+    together.
     """
 
     def __init__(self, results: Mapping[Any, CKAResult]) -> None:
@@ -178,6 +184,7 @@ class _ComparisonOfMany(CKA):
     def __init__(
         self, models: Mapping[str, nn.Module], layers: Layers, settings: Mapping[str, Any]
     ) -> None:
+        # CKA checks the settings, and needs two models for that; all of them are in _compared.
         (name1, model1), (name2, model2), *_ = models.items()
         super().__init__(
             model1, model2, layers, layers, model1_name=name1, model2_name=name2, **settings
@@ -197,26 +204,26 @@ class _ComparisonOfMany(CKA):
         models = self._compared
         numbers = list(combinations(range(len(models)), 2))
         if pairs == "first":
-            numbers = [(one, other) for one, other in numbers if one == 0]
+            numbers = [(first, second) for first, second in numbers if first == 0]
         outcomes = self._run(models, numbers, (dataloader,), progress, resamples, stacklevel=4)
         messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
         for message in messages:
             warnings.warn(message, CKAWarning, stacklevel=3)
         return CKAResults(
             {
-                (models[one].name, models[other].name): self._result(
-                    models[one], models[other], outcome, loaders=1
+                (models[first].name, models[second].name): self._result(
+                    models[first], models[second], outcome, loaders=1
                 )
-                for (one, other), outcome in zip(numbers, outcomes, strict=True)
+                for (first, second), outcome in zip(numbers, outcomes, strict=True)
             }
         )
 
 
 def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, Any]) -> None:
     if not isinstance(models, Mapping) or len(models) < 2:
-        given = f"{len(models)}" if isinstance(models, Mapping) else type(models).__name__
+        what = f"{len(models)}" if isinstance(models, Mapping) else type(models).__name__
         raise InputError(
-            f"compare_many needs a mapping of at least two models, got {given}; "
+            f"compare_many needs a mapping of at least two models, got {what}; "
             'write e.g. {"epoch 1": model1, "epoch 2": model2}'
         )
     if pairs not in get_args(Pairs):

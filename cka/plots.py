@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from cka.functional.resamples import Calibration
+    from cka.functional.distributions import Calibration
 
 SavePath = str | os.PathLike[str]
 
@@ -62,7 +62,12 @@ class Drawable(Protocol):
 
 
 def missing_extra(package: str, needed_for: str) -> MissingExtraError:
-    """Return the error for an optional package that is not installed."""
+    """Return the error for an optional package that is not installed.
+
+    Args:
+        package: name of the package.
+        needed_for: what needs it, as a user writes it.
+    """
     return MissingExtraError(
         f"{needed_for} needs {package}, which is not installed; "
         'install it with: pip install "pytest-cka-memory[plot]"'
@@ -100,32 +105,33 @@ def difference_map(
         InputError: if the results have different layers.
         MissingExtraError: if matplotlib is not installed.
     """
-    for one, another in (
+    for layers, other_layers in (
         (result.model1_layers, other.model1_layers),
         (result.model2_layers, other.model2_layers),
     ):
-        if one != another:
-            differing = sorted(set(one) ^ set(another))[:3]
+        if layers != other_layers:
+            differing = sorted(set(layers) ^ set(other_layers))[:3]
             raise InputError(
-                f"the results have different layers ({len(one)} and {len(another)}"
+                f"the results have different layers ({len(layers)} and {len(other_layers)}"
                 f"{', e.g. ' if differing else ', in another order'}{', '.join(differing)}); "
                 "compare the same layers in both, with model1_layers= and model2_layers="
             )
     ax = ax or _new_axes(_size(result), save_path)
     difference = result.matrix.double() - other.matrix.double()
+    # Not 0 for equal results, which would be an empty range of colours.
     limit = max(float(difference.nan_to_num(0).abs().max()), 1e-6)
     _draw_matrix(ax, result, difference, (-limit, limit), cmap)
     ax.set_ylabel(_common_name(result.model1_name, other.model1_name), size=_size_of_names(ax))
     ax.set_xlabel(_common_name(result.model2_name, other.model2_name), size=_size_of_names(ax))
-    names = [f"{one.model1_name} and {one.model2_name}" for one in (result, other)]
-    ax.set_title(f"CKA: ({names[0]}) − ({names[1]})", size=1.2 * _size_of_names(ax))
+    pairs = [f"{each.model1_name} and {each.model2_name}" for each in (result, other)]
+    ax.set_title(f"CKA: ({pairs[0]}) − ({pairs[1]})", size=1.2 * _size_of_names(ax))
     _add_colour_bar(ax.get_figure(root=True), [ax], "difference of CKA")
     _save(ax.get_figure(root=True), save_path)
     return ax
 
 
-def _common_name(one: str, other: str) -> str:
-    return one if one == other else f"{one}, {other}"
+def _common_name(name: str, other_name: str) -> str:
+    return name if name == other_name else f"{name}, {other_name}"
 
 
 def heat_maps(
@@ -144,7 +150,7 @@ def heat_maps(
     columns = min(_PANELS_PER_ROW, len(results))
     rows = -(-len(results) // columns)
     sizes = [_size(result, _MAX_SIDE_OF_PANEL) for result in results.values()]
-    width, height = (max(one) for one in zip(*sizes, strict=True))
+    width, height = (max(sides) for sides in zip(*sizes, strict=True))
     figure = _new_figure((columns * width, rows * height), save_path)
     panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     layers = [result.model1_layers for result in results.values()]
@@ -184,7 +190,11 @@ def best_match_lines(
             "layers, or one result at a time"
         )
     font = _font_size(len(layers))
-    longest = max(len(name) for result in results.values() for name in _names(result))
+    longest = max(
+        len(name)
+        for result in results.values()
+        for name in (*result.model1_layers, *result.model2_layers)
+    )
     label = longest * _CHARACTER * font / 72
     width = max(2 * _MIN_SIDE, len(layers) * _LABEL_PITCH * font / 72) + _MARGIN
     ax = ax or _new_axes((width, _MIN_SIDE + 2 * label + _MARGIN), save_path)
@@ -266,7 +276,7 @@ def _mark_by_chance(ax: Axes, result: Drawable, level: float) -> None:
 
 def _colours(results: Sequence[Drawable]) -> tuple[float, float]:
     # Unbiased estimates may be negative, so the colour scale starts at the lowest one.
-    return min(0.0, *(float(one.matrix.nan_to_num(0).min()) for one in results)), 1.0
+    return min(0.0, *(float(result.matrix.nan_to_num(0).min()) for result in results)), 1.0
 
 
 def _add_colour_bar(figure: Any, axes: Sequence[Axes], label: str) -> None:
@@ -289,10 +299,6 @@ def _size_of_names(ax: Axes) -> float:
 
 def _font_size(layers: int) -> float:
     return 9 if layers <= 30 else 8 if layers <= 80 else 7
-
-
-def _names(result: Drawable) -> list[str]:
-    return [*result.model1_layers, *result.model2_layers]
 
 
 def _size(result: Drawable, max_side: float = float("inf")) -> tuple[float, float]:

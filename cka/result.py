@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, overload
@@ -17,7 +17,7 @@ from torch import Tensor
 from cka import plots
 from cka.capture.layers import format_labels
 from cka.errors import InputError, LayerError
-from cka.functional.resamples import Calibration, Confidence
+from cka.functional.distributions import Calibration, Confidence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,134 +30,17 @@ Index: TypeAlias = int | str | slice | Sequence[int | str]
 Figures = TypeVar("Figures", Calibration, Confidence)
 
 
-def positions(index: Any, labels: Sequence[str], kind: str) -> list[int]:
-    """Return the positions of the rows or columns that an index selects."""
-    if isinstance(index, slice):
-        start, stop = index.start, index.stop
-        if isinstance(start, str):
-            start = _position(start, labels, kind)
-        if isinstance(stop, str):
-            stop = _position(stop, labels, kind) + 1
-        return list(range(len(labels)))[start : stop : index.step]
-    if isinstance(index, list):
-        return [_position(one, labels, kind) for one in index]
-    return [_position(index, labels, kind)]
-
-
-def _position(index: Any, labels: Sequence[str], kind: str) -> int:
-    """Return the position of one row or column, from 0."""
-    if isinstance(index, str):
-        if index in labels:
-            return labels.index(index)
-        close = difflib.get_close_matches(index, labels, n=3)
-        raise LayerError(
-            f"the result has no {kind} {index!r}; "
-            + (
-                f"did you mean {' or '.join(map(repr, close))}?"
-                if close
-                else f"it has {format_labels(labels)}"
-            )
-        )
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise InputError(
-            f"cannot select {kind}s by {index!r}; write a label, a position, a slice or a list, "
-            'e.g. result["conv1", "fc"] or result[:, 2:5]'
-        )
-    if not -len(labels) <= index < len(labels):
-        raise LayerError(
-            f"{kind} {index} is out of range for a result with {len(labels)} {kind}s; "
-            f"write a position from {-len(labels)} to {len(labels) - 1}"
-        )
-    return index % len(labels)
-
-
-def part(figures: Figures | None, rows: list[int], columns: list[int]) -> Figures | None:
-    """Return the calibration or confidence of some rows and columns."""
-    if figures is None:
-        return None
-    matrices: dict[str, Any] = {
-        name: one[rows][:, columns]
-        for name, one in vars(figures).items()
-        if isinstance(one, Tensor)
-    }
-    return replace(figures, **matrices)
-
-
-Result = TypeVar("Result")
-
 _SCHEMA = "cka-result/1"
 _MATRICES = ("matrix", "standard_error")
 _FIGURES = {"calibration": Calibration, "confidence": Confidence}
 
 
-def write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write the fields of a result under a temporary name, and then rename the file.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
-    text = json.dumps({"schema": _SCHEMA, **_to_json(fields)}, allow_nan=False, indent=1)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def read(path: Path, build: Callable[..., Result]) -> Result:
-    """Return the result in a file, which ``build`` makes of its fields.
-
-    Raises:
-        InputError: if the file is not a saved result.
-        OSError: if the file cannot be read.
-    """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if found.pop("schema") != _SCHEMA:
-            raise KeyError("schema")
-        dtype = {"float32": torch.float32, "float64": torch.float64}[found.pop("dtype")]
-        for name in _MATRICES:
-            found[name] = _tensor(found[name], dtype)
-        for name, kind in _FIGURES.items():
-            if found.get(name) is not None:
-                given: dict[str, Any] = {
-                    key: _tensor(value, torch.float64) if isinstance(value, list) else value
-                    for key, value in found[name].items()
-                }
-                found[name] = kind(**given)
-        return build(**found)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} is not a result in the format {_SCHEMA!r}; "
-            "pass a file written by CKAResult.save"
-        ) from error
-
-
-def _to_json(given: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {name: value for name, value in given.items() if value is not None}
-    for name in _MATRICES:
-        fields[name] = _lists(fields[name])
-    for name in _FIGURES.keys() & fields.keys():
-        fields[name] = {
-            key: _lists(value) if isinstance(value, Tensor) else value
-            for key, value in vars(fields[name]).items()
-        }
-    return {"dtype": str(given["matrix"].dtype).removeprefix("torch."), **fields}
-
-
-def _lists(values: Tensor) -> list[list[float | None]]:
-    """Return the rows of a matrix, with None for NaN and infinity, which JSON does not have."""
-    return [[one if math.isfinite(one) else None for one in row] for row in values.tolist()]
-
-
-def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:
-    filled = [[math.nan if value is None else value for value in row] for row in rows]
-    return torch.tensor(filled, dtype=dtype, device="cpu")
-
-
 class Match(NamedTuple):
-    """A layer of the first model, and the layer of the second model that is most similar to it."""
+    """A layer of the first model, and the layer of the second model that is most similar to it.
+
+    >>> print(Match("conv1", "conv2", 0.91234, 0.0123))
+    conv1 → conv2: 0.9123 ± 0.0123
+    """
 
     layer: str
     """Label of the row."""
@@ -175,7 +58,19 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CKAResult:
-    """CKA between the layers of two models."""
+    """CKA between the layers of two models.
+
+    >>> from cka import CKA
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+    >>> result = CKA(model, device="cpu").compare(torch.randn(2, 64, 8), progress=False)
+    >>> result.matrix.shape, result.model1_layers, result.samples
+    (torch.Size([2, 2]), ['0', '1'], 128)
+    >>> print(f"{result['0', '1']:.2f}")
+    0.90
+    >>> [match.layer for match in result.best_matches()]
+    ['0', '1']
+    """
 
     matrix: Tensor
     """CKA, (L1, L2), on the CPU: float32, or float64 for float64 models. It is NaN if the output
@@ -185,11 +80,11 @@ class CKAResult:
 
     It estimates how much CKA would vary with other batches of the same data: two values that differ
     by less than about two of their standard errors may be equal. For few batches it is unreliable;
-    ``confidence`` is better. It does not estimate what CKA
-    would be by chance. That is 0 for unbiased estimates, so one that is more than two standard
-    errors above 0 is probably above chance. For biased estimates it can be close to 1;
-    :func:`cka.null_distribution` computes it for the features of two layers, with a p-value that
-    needs no assumption about the distribution of CKA."""
+    ``confidence`` is better. It does not estimate what CKA would be by chance. That is 0 for
+    unbiased estimates, so one that is more than two standard errors above 0 is probably above
+    chance. For biased estimates it can be close to 1; ``calibration`` has it for every pair, and
+    :func:`cka.null_distribution` for the features of two layers, both with p-values that need no
+    assumption about the distribution of CKA."""
     model1_layers: list[str]
     """Labels of the L1 rows; the second call of ``relu`` is ``relu:1``."""
     model2_layers: list[str]
@@ -203,7 +98,7 @@ class CKAResult:
     batches: int
     """Number of batches used."""
     estimator: str
-    """``"unbiased"``, ``"biased"`` or ``"exact"``."""
+    """``"unbiased"``, ``"biased"``, ``"exact"`` or ``"sampled_neurons"``."""
     kernel: str
     """Name of the kernel."""
     self_comparison: bool
@@ -229,21 +124,24 @@ class CKAResult:
         ``result[["conv1", "fc"], :]``. As in pandas, a slice of labels contains its last label:
         ``result["layer1.0":"layer1.1"]``. Labels are taken literally, not as globs.
 
+        Args:
+            key: rows, or a pair of rows and columns, each by label, position, slice or list.
+
         Raises:
             LayerError: if a label or position does not exist.
             InputError: if the index is of another type.
         """
         row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
-        rows = positions(row, self.model1_layers, "row")
-        columns = positions(column, self.model2_layers, "column")
+        rows = _positions(row, self.model1_layers, "row")
+        columns = _positions(column, self.model2_layers, "column")
         if isinstance(row, (int, str)) and isinstance(column, (int, str)):
             return float(self.matrix[rows[0], columns[0]])
         return replace(
             self,
             matrix=self.matrix[rows][:, columns],
             standard_error=self.standard_error[rows][:, columns],
-            calibration=part(self.calibration, rows, columns),
-            confidence=part(self.confidence, rows, columns),
+            calibration=_part(self.calibration, rows, columns),
+            confidence=_part(self.confidence, rows, columns),
             model1_layers=[self.model1_layers[at] for at in rows],
             model2_layers=[self.model2_layers[at] for at in columns],
         )
@@ -262,14 +160,14 @@ class CKAResult:
                 for column, other in enumerate(self.model2_layers):
                     if layer == other:
                         values[row, column] = -math.inf
-        found = []
+        matches = []
         for row, layer in enumerate(self.model1_layers):
             column = int(values[row].argmax())
             if values[row, column] > -math.inf:
                 error = float(self.standard_error[row, column])
                 value = float(self.matrix[row, column])
-                found.append(Match(layer, self.model2_layers[column], value, error))
-        return found
+                matches.append(Match(layer, self.model2_layers[column], value, error))
+        return matches
 
     def lines(self) -> list[str]:
         """Return the result as text: a heading, and one line for each best match."""
@@ -318,7 +216,7 @@ class CKAResult:
                 [self.model1_layers, self.model2_layers], names=[self.model1_name, self.model2_name]
             )
             table: pd.DataFrame = pd.DataFrame(
-                {name: one.flatten().numpy() for name, one in columns.items()}, index=pairs
+                {name: values.flatten().numpy() for name, values in columns.items()}, index=pairs
             )
             return table
         frame: pd.DataFrame = pd.DataFrame(
@@ -401,17 +299,140 @@ class CKAResult:
         The file is written under a temporary name and then renamed, so a failed write leaves no
         partial file.
 
+        Args:
+            path: the file, which is replaced if it exists.
+
         Raises:
             OSError: if the file cannot be written.
         """
-        write(Path(path), {name: getattr(self, name) for name in self.__dataclass_fields__})
+        path = Path(path)
+        fields = _to_json({name: getattr(self, name) for name in self.__dataclass_fields__})
+        text = json.dumps({"schema": _SCHEMA, **fields}, allow_nan=False, indent=1)
+        # In the same folder: os.replace cannot move a file to another file system.
+        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CKAResult:
         """Read a file written by :meth:`save`. The file contains no code.
 
+        Args:
+            path: the file.
+
         Raises:
             InputError: if the file is not a saved result.
             OSError: if the file cannot be read.
         """
-        return read(Path(path), cls)
+        path = Path(path)
+        try:
+            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if fields.pop("schema") != _SCHEMA:
+                raise KeyError("schema")
+            dtype = {"float32": torch.float32, "float64": torch.float64}[fields.pop("dtype")]
+            for name in _MATRICES:
+                fields[name] = _tensor(fields[name], dtype)
+            for name, kind in _FIGURES.items():
+                if fields.get(name) is not None:
+                    figures: dict[str, Any] = {
+                        key: _tensor(value, torch.float64) if isinstance(value, list) else value
+                        for key, value in fields[name].items()
+                    }
+                    fields[name] = kind(**figures)
+            return cls(**fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} is not a result in the format {_SCHEMA!r}; "
+                "pass a file written by CKAResult.save"
+            ) from error
+
+
+def _positions(index: Any, labels: Sequence[str], kind: str) -> list[int]:
+    """Return the positions of the rows or columns that an index selects.
+
+    Args:
+        index: a label, a position, a slice, or a list of labels and positions.
+        labels: the labels of all rows or columns.
+        kind: "row" or "column", for the messages of errors.
+
+    Raises:
+        LayerError: if a label or position does not exist.
+        InputError: if the index is of another type.
+    """
+    if isinstance(index, slice):
+        start, stop = index.start, index.stop
+        if isinstance(start, str):
+            start = _position(start, labels, kind)
+        if isinstance(stop, str):
+            stop = _position(stop, labels, kind) + 1
+        return list(range(len(labels)))[start : stop : index.step]
+    if isinstance(index, list):
+        return [_position(label, labels, kind) for label in index]
+    return [_position(index, labels, kind)]
+
+
+def _position(index: Any, labels: Sequence[str], kind: str) -> int:
+    """Return the position of one row or column, from 0."""
+    if isinstance(index, str):
+        if index in labels:
+            return labels.index(index)
+        close = difflib.get_close_matches(index, labels, n=3)
+        raise LayerError(
+            f"the result has no {kind} {index!r}; "
+            + (
+                f"did you mean {' or '.join(map(repr, close))}?"
+                if close
+                else f"it has {format_labels(labels)}"
+            )
+        )
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise InputError(
+            f"cannot select {kind}s by {index!r}; write a label, a position, a slice or a list, "
+            'e.g. result["conv1", "fc"] or result[:, 2:5]'
+        )
+    if not -len(labels) <= index < len(labels):
+        raise LayerError(
+            f"{kind} {index} is out of range for a result with {len(labels)} {kind}s; "
+            f"write a position from {-len(labels)} to {len(labels) - 1}"
+        )
+    return index % len(labels)
+
+
+def _part(figures: Figures | None, rows: list[int], columns: list[int]) -> Figures | None:
+    """Return the calibration or confidence of some rows and columns."""
+    if figures is None:
+        return None
+    matrices: dict[str, Any] = {
+        name: figure[rows][:, columns]
+        for name, figure in vars(figures).items()
+        if isinstance(figure, Tensor)
+    }
+    return replace(figures, **matrices)
+
+
+def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a result as JSON's types, without those that are None."""
+    known = {name: value for name, value in fields.items() if value is not None}
+    for name in _MATRICES:
+        known[name] = _lists(known[name])
+    for name in _FIGURES.keys() & known.keys():
+        known[name] = {
+            key: _lists(value) if isinstance(value, Tensor) else value
+            for key, value in vars(known[name]).items()
+        }
+    return {"dtype": str(fields["matrix"].dtype).removeprefix("torch."), **known}
+
+
+def _lists(values: Tensor) -> list[list[float | None]]:
+    """Return the rows of a matrix, with None for NaN and infinity, which JSON does not have."""
+    return [
+        [number if math.isfinite(number) else None for number in row] for row in values.tolist()
+    ]
+
+
+def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:
+    filled = [[math.nan if value is None else value for value in row] for row in rows]
+    return torch.tensor(filled, dtype=dtype, device="cpu")

@@ -38,7 +38,6 @@ PICTURES = {
     "cka": """
         many
         comparison
-        settings
         running        result
         data           plots
         capture        functional  layer_ticks

@@ -93,11 +93,17 @@ class Capture(Generic[T]):
 
     @contextmanager
     def recording(self, samples: int | None, masks: BatchMasks | None = None) -> Iterator[None]:
-        """Register hooks for one forward pass of n samples, and always remove them afterwards."""
+        """Register hooks for one forward pass, and always remove them afterwards.
+
+        Args:
+            samples: number n of samples; None if the batch does not show it.
+            masks: which tokens of the batch are padding.
+        """
         self.clear()
         self._record.samples = samples
         handles = []
         stack = ExitStack()
+        # Registering is inside, too: an error or Ctrl-C there must not leave hooks behind.
         try:
             if self._tokens is not None and masks is not None:
                 stack.enter_context(self._tokens.following(masks))
@@ -108,7 +114,7 @@ class Capture(Generic[T]):
                 handles.append(module.register_forward_hook(partial(self._hook, name)))
             yield
         except BaseException:
-            self.clear()
+            self.clear()  # a traceback that references this object must not keep measurements alive
             raise
         finally:
             stack.close()

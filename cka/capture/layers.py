@@ -49,7 +49,11 @@ class Selection:
     """Position of the selector that matched (module name, call number); None means all calls."""
 
     def order(self, calls: Sequence[Call]) -> list[int]:
-        """Return the positions of the selected calls, ordered by selector, then by execution."""
+        """Return the positions of the selected calls, ordered by selector, then by execution.
+
+        Args:
+            calls: the calls of a forward pass, in order of execution.
+        """
         selected = [
             (selector, position)
             for position, call in enumerate(calls)
@@ -62,7 +66,11 @@ class Selection:
         return self.selector_positions.get((call.name, call.number), of_all_calls)
 
     def never_ran(self, calls: Iterable[Call]) -> list[str]:
-        """Return the labels of the selected modules and calls that are not among ``calls``."""
+        """Return the labels of the selected modules and calls that did not run.
+
+        Args:
+            calls: all calls of a forward pass, also those that were left out.
+        """
         seen = set(calls)
         names = {call.name for call in seen}
         return [
@@ -97,12 +105,13 @@ def select(model: nn.Module, layers: Layers) -> Selection:
         raise LayerError(
             f"the layer selection is empty, got {layers!r}; write None to compare every layer"
         )
+    # A module with two names is selected by either, but by indices, types and globs only once.
     named = dict(model.named_modules(remove_duplicate=False))
     layer_names = _layer_names(model)
     positions: dict[tuple[str, int | None], int] = {}
     for position, selector in enumerate(selectors):
-        for found in _matches(selector, named, layer_names):
-            positions.setdefault(found, position)
+        for match in _matches(selector, named, layer_names):
+            positions.setdefault(match, position)  # the first selector decides the order
     return Selection({name: named[name] for name, _ in positions}, positions)
 
 
@@ -130,44 +139,51 @@ def _matches(
             )
         return [(layer_names[selector], None)]
     if isinstance(selector, type):
-        found = [name for name in layer_names if isinstance(named[name], selector)]
+        names = [name for name in layer_names if isinstance(named[name], selector)]
     elif callable(selector):
-        found = [name for name in layer_names if _selects(selector, name, named[name])]
+        names = [name for name in layer_names if _selects(selector, name, named[name])]
     else:
         raise LayerError(
             f"cannot select layers by {selector!r}; write a name, an index, a glob, a module type "
             "or a predicate"
         )
-    if not found:
+    if not names:
         described = getattr(selector, "__name__", repr(selector))
         raise LayerError(f"no layer matches {described}; the model has e.g. {_first(layer_names)}")
-    return [(name, None) for name in found]
+    return [(name, None) for name in names]
 
 
 def _matching_names(
     text: str, named: Mapping[str, nn.Module], layer_names: Sequence[str]
 ) -> list[tuple[str, int | None]]:
-    if text in named:
+    if text in named:  # before globs and calls: names of a ModuleDict may have any characters
         return [(text, None)]
     name, colon, number = text.rpartition(":")
     if colon and name in named and number.isdecimal():
         return [(name, int(number))]
     is_glob = bool(set(text) & set("*?["))
-    found = [name for name in layer_names if is_glob and matches_glob(name, text)]
-    if not found and is_glob:
+    names = [name for name in layer_names if is_glob and matches_glob(name, text)]
+    if not names and is_glob:
         raise LayerError(f"the model has no layer {text!r}; {_glob_hint(text, layer_names)}")
-    if not found:
+    if not names:
         close = difflib.get_close_matches(text, list(named), n=3)
         examples = f"the model has e.g. {_first(layer_names)}"
         hint = f"did you mean {_first(close)}?" if close else examples
         raise LayerError(f"the model has no layer {text!r}; {hint}")
-    return [(name, None) for name in found]
+    return [(name, None) for name in names]
 
 
 def matches_glob(name: str, pattern: str) -> bool:
     """Whether a dotted name matches: ``*`` is within one level, ``**`` is any number of levels.
 
+    >>> matches_glob("encoder.0.attn", "encoder.*"), matches_glob("encoder.0.attn", "**.attn")
+    (False, True)
+
     At the end of a pattern, ``**`` is one level or more.
+
+    Args:
+        name: qualified name of a module.
+        pattern: the glob, of which each level may also have ``?`` and ``[...]``.
     """
     return _levels_match(name.split("."), pattern.split("."))
 
@@ -207,6 +223,10 @@ def _first(names: Sequence[str], limit: int = 5) -> str:
 
 
 def format_labels(labels: Sequence[str], limit: int = 12) -> str:
-    """Format labels for a message: at most ``limit`` of them, and how many more there are."""
+    """Format labels for a message: at most ``limit`` of them, and how many more there are.
+
+    >>> format_labels(["conv1", "conv2", "fc"], limit=2)
+    'conv1, conv2 and 1 more'
+    """
     shown = ", ".join(labels[:limit])
     return f"{shown} and {len(labels) - limit} more" if len(labels) > limit else shown

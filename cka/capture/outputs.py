@@ -82,20 +82,31 @@ class OutputReader:
 
         The first tensor is searched depth first. 0-d tensors are ignored, because Hugging Face
         outputs start with the loss.
+
+        Args:
+            name: qualified name of the module.
+            output: what it returned.
         """
         if self.pick is not None:
             return self.pick(name, output)
         return next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
 
     def aligned(self, module: nn.Module, tensor: Tensor, samples: int) -> Tensor | LeftOut:
-        """Return a tensor with its n samples in the first dimension, or why it cannot be used."""
+        """Return a tensor with its n samples in the first dimension, or why it cannot be used.
+
+        Args:
+            module: the module that returned it.
+            tensor: the tensor that :meth:`find` returned.
+            samples: number n of samples in the batch.
+        """
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
             return LeftOut.NO_VALUES
         if tensor.is_quantized:
             tensor = tensor.dequantize()
         if tensor.dtype not in _DTYPES:
             return LeftOut.NO_VALUES
-        # nn.MultiheadAttention, nn.LSTM and nn.TransformerEncoderLayer have this attribute.
+        # nn.MultiheadAttention, nn.LSTM and nn.TransformerEncoderLayer have this attribute. If it
+        # is False, their outputs are (tokens, samples, features).
         if tensor.ndim == 3 and getattr(module, "batch_first", True) is False:
             tensor = tensor.transpose(0, 1)
         if tensor.ndim == 0 or tensor.shape[0] != samples:
@@ -116,8 +127,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
     else:
         return
-    for one in inner:
-        yield from tensors_in(one)
+    for part in inner:
+        yield from tensors_in(part)
 
 
 # On a CPU, torch 2.9 cannot index tensors of these dtypes, but others of the same width.
@@ -196,11 +207,16 @@ class TokenTracker:
         self._model = model
         self._masks = BatchMasks()
         self._in_decoder = False
+        # Weak, because the encoder's output must not live longer than in the model itself.
         self._encoded: weakref.ref[Tensor] | None = None
 
     @contextmanager
     def following(self, masks: BatchMasks) -> Iterator[None]:
-        """Use these masks for one forward pass, and drop them afterwards."""
+        """Use these masks for one forward pass, and drop them afterwards.
+
+        Args:
+            masks: the masks of the batch, on the model's device.
+        """
         self._masks = masks
         handles = []
         try:
@@ -219,8 +235,8 @@ class TokenTracker:
             self._encoded = None
 
     def _encoder_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        found = next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
-        self._encoded = None if found is None else weakref.ref(found)
+        encoded = next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
+        self._encoded = None if encoded is None else weakref.ref(encoded)
 
     def _decoder_began(self, module: nn.Module, args: Any) -> None:
         self._in_decoder = True
@@ -260,6 +276,10 @@ def mean_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
     With the mask m it is Σ_t m_it x_it / Σ_t m_it, as in Reimers & Gurevych 2019 (Sentence-BERT).
     The sum of half-precision tokens could overflow before it is divided, so it is in float32.
     Values of padding do not matter; they may be NaN.
+
+    Args:
+        tensor: tokens, (n, t, d).
+        real: True for tokens and False for padding, (n, t); None if no token is padding.
     """
     dtype = _mean_dtype(tensor.dtype)
     if real is None:
@@ -277,7 +297,12 @@ def mean_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
 
 
 def first_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
-    """Return the first real token (n, d) of each sample of a (n, t, d) tensor."""
+    """Return the first real token of each sample, (n, d).
+
+    Args:
+        tensor: tokens, (n, t, d).
+        real: True for tokens and False for padding, (n, t); None if no token is padding.
+    """
     if real is None:
         return tensor[:, 0]
     first = real.to(torch.uint8).argmax(1)
@@ -296,6 +321,14 @@ def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:
     K_ij = Σ_t m_it m_jt ⟨x_it - μ_t, x_jt - μ_t⟩: padding adds nothing to the product of two
     samples, and an offset of all tokens does not change CKA. Zeros before centring would make the
     number of tokens itself a feature.
+
+    Args:
+        tensor: tokens, (n, t, d).
+        real: True for tokens and False for padding, (n, t); None if no token is padding.
+
+    Returns:
+        The tensor itself if no token is padding, otherwise a copy, in float32 if its dtype has no
+        exact mean.
     """
     if real is None:
         return tensor

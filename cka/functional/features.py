@@ -73,15 +73,15 @@ def corrected_terms(
         features: number p of features of each matrix of each side.
     """
     cross, *self_terms = terms
-    found = []
+    corrected = []
     for term, shared, widths in zip(self_terms, own, features, strict=False):
         width = torch.tensor(widths, dtype=term.dtype, device="cpu").to(term.device)
         rest = (term - torch.stack(list(shared))) * width / (width - 1).clamp(min=1)
-        found.append(torch.where(width > 1, rest, -math.inf))
-    if len(found) == 1:
+        corrected.append(torch.where(width > 1, rest, -math.inf))
+    if len(corrected) == 1:
         on_diagonal = torch.eye(len(cross), dtype=torch.bool, device=cross.device)
-        cross = torch.where(on_diagonal, found[0], cross)
-    return cross, found[0], found[-1]
+        cross = torch.where(on_diagonal, corrected[0], cross)
+    return cross, corrected[0], corrected[-1]
 
 
 def cka_from_features(
@@ -170,8 +170,8 @@ def checked_grams(
     check_estimator(estimator)
     gram = resolve_kernel(kernel)
     left, right = _checked(x, y, estimator)
-    grams_x = [scaled_gram(gram, _rows(one))[0] for one in left]
-    grams_y = [scaled_gram(gram, _rows(one))[0] for one in right]
+    grams_x = [scaled_gram(gram, _rows(features))[0] for features in left]
+    grams_y = [scaled_gram(gram, _rows(features))[0] for features in right]
     return grams_x, grams_y
 
 
@@ -184,16 +184,17 @@ def _terms_of_sampled_neurons(
     sides = _checked(x, y, "unbiased")
     grams, own, widths = [], [], []
     for side in sides:
-        rows = [_rows(one) for one in side]
-        scaled = [scaled_gram(gram, one) for one in rows]
+        rows = [_rows(features) for features in side]
+        scaled = [scaled_gram(gram, features) for features in rows]
         grams.append([matrix for matrix, _ in scaled])
         exponents = [exponent for _, exponent in scaled]
         own.append(list(map(hsic_of_each_feature, rows, exponents)))
-        widths.append([one.shape[1] for one in rows])
+        widths.append([features.shape[1] for features in rows])
     cross, self1, self2 = corrected_terms(
         hsic_products(grams[0], grams[1], "unbiased"), own, widths
     )
-    same = [[one is other for other in sides[1]] for one in sides[0]]
+    # A layer's CKA with itself is 1, also if it is on both sides.
+    same = [[features is features_y for features_y in sides[1]] for features in sides[0]]
     where = torch.tensor(same, device=cross.device)
     return torch.where(where, self1[:, None], cross), self1, self2
 
@@ -216,7 +217,10 @@ def _as_list(features: Any) -> list[Tensor]:
     if not several:
         raise InputError("got an empty sequence of features; pass at least one (n, p) tensor")
     # torch.as_tensor would move a tensor to the default device.
-    return [_readable(one if isinstance(one, Tensor) else torch.as_tensor(one)) for one in several]
+    return [
+        _readable(tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor))
+        for tensor in several
+    ]
 
 
 def _readable(features: Tensor) -> Tensor:
@@ -235,13 +239,13 @@ def _readable(features: Tensor) -> Tensor:
 
 
 def _check_samples(features: Sequence[Tensor], estimator: HSICEstimator) -> None:
-    for one in features:
-        if one.ndim < 2:
+    for tensor in features:
+        if tensor.ndim < 2:
             raise InputError(
-                f"features must have at least 2 dimensions, got shape {tuple(one.shape)}; "
+                f"features must have at least 2 dimensions, got shape {tuple(tensor.shape)}; "
                 "pass (n, p) tensors, one row per sample"
             )
-    counts = sorted({len(one) for one in features})
+    counts = sorted({len(tensor) for tensor in features})
     if len(counts) > 1:
         raise InputError(
             f"features have different sample counts: {' and '.join(map(str, counts))}; "

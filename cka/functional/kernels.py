@@ -241,6 +241,11 @@ def _columns_per_chunk(rows: Tensor, dtype: torch.dtype) -> int:
 class RBF:
     """Gaussian kernel exp(-D² / (2 t² median(D²))) of squared distances D².
 
+    >>> from cka import cka_from_features
+    >>> x = torch.randn(64, 8)
+    >>> print(f"{cka_from_features(x, x, kernel=RBF(threshold=0.5)):.4f}")
+    1.0000
+
     The median is taken over the whole (n, n) matrix of squared distances including its zero
     diagonal, as in Google's CKA demo (Kornblith et al. 2019).
 

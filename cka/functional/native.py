@@ -86,10 +86,10 @@ def _library() -> ctypes.CDLL:
     Raises:
         OSError: if it was not compiled, or torch has not loaded the OpenMP that it needs.
     """
-    found = find_spec("cka.functional._gram")
-    if found is None or found.origin is None:
+    spec = find_spec("cka.functional._gram")
+    if spec is None or spec.origin is None:
         raise OSError("cka.functional._gram was not compiled")
-    library = ctypes.CDLL(found.origin)
+    library = ctypes.CDLL(spec.origin)
     size, address = ctypes.c_int64, ctypes.c_void_p
     for count in (library.cka_space_bytes, library.cka_most_threads):
         count.argtypes = [size, size]

@@ -44,7 +44,7 @@ def real_float(gram: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute matrix products in the dtype of their factors, whatever autocast or TF32 is set.
+    """Compute matrix products in the dtype of their factors, whether autocast or TF32 is on or not.
 
     A user's ``torch.autocast`` would compute a kernel's ``x @ x.T`` in half precision, and
     ``torch.set_float32_matmul_precision("high")`` costs three digits of CKA.
@@ -65,8 +65,10 @@ def _full_float32() -> Iterator[None]:
     setting is changed and restored through the interface by which it was made.
     """
     mkldnn: Any = torch.backends.mkldnn  # its attributes are created at run time
-    before = [(one, one.fp32_precision) for one in (torch.backends.cuda.matmul, mkldnn.matmul)]
-    reduced = [one for one, precision in before if precision not in ("none", "ieee")]
+    before = [
+        (backend, backend.fp32_precision) for backend in (torch.backends.cuda.matmul, mkldnn.matmul)
+    ]
+    reduced = [backend for backend, precision in before if precision not in ("none", "ieee")]
     if not reduced:
         yield
         return
@@ -74,17 +76,17 @@ def _full_float32() -> Iterator[None]:
     try:
         if legacy is not None:
             torch.set_float32_matmul_precision("highest")
-        for one in reduced:
-            one.fp32_precision = "ieee"
+        for backend in reduced:
+            backend.fp32_precision = "ieee"
         yield
     finally:
         if legacy is not None:
             torch.set_float32_matmul_precision(legacy)
-        for one in reduced:
-            one.fp32_precision = "none"  # inherits torch.backends.fp32_precision
-        for one, precision in before:
-            if one.fp32_precision != precision:
-                one.fp32_precision = precision
+        for backend in reduced:
+            backend.fp32_precision = "none"  # inherits torch.backends.fp32_precision
+        for backend, precision in before:
+            if backend.fp32_precision != precision:
+                backend.fp32_precision = precision
 
 
 def _legacy_setting() -> str | None:

@@ -50,7 +50,14 @@ Exponents: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 def batch_sums(
     cross: Tensor, self1: Tensor, self2: Tensor, exponents: Exponents | None = None
 ) -> Sums:
-    """Return the sums of one batch with the terms s12 (L1, L2), s11 (L1,) and s22 (L2,)."""
+    """Return the sums of one batch.
+
+    Args:
+        cross: HSIC s12 of every pair, (L1, L2).
+        self1: HSIC s11 of each row's matrix with itself, (L1,).
+        self2: HSIC s22 of each column's matrix with itself, (L2,).
+        exponents: those of the Gram matrices; None if all are 0.
+    """
     return Sums(
         exponents=exponents if exponents and any(map(any, exponents)) else None,
         cross=cross,
@@ -82,8 +89,15 @@ def merge_sums(left: Sums, right: Sums) -> Sums:
 
 
 def highest_exponents(several: Sequence[Exponents | None]) -> Exponents | None:
-    """Return the highest exponent of each layer; None if all are None, which stands for zeros."""
-    known = [one for one in several if one is not None]
+    """Return the highest exponent of each layer, for sums that are added up.
+
+    Args:
+        several: exponents of the same layers; None stands for zeros.
+
+    Returns:
+        The highest ones, or None if all of ``several`` are None.
+    """
+    known = [exponents for exponents in several if exponents is not None]
     if not known:
         return None
     if len(known) < len(several):
@@ -93,41 +107,61 @@ def highest_exponents(several: Sequence[Exponents | None]) -> Exponents | None:
 
 
 def with_exponents(sums: Sums, exponents: Exponents | None) -> Sums:
-    """Return the same sums with other exponents, none of which is lower."""
+    """Return the same sums with other exponents.
+
+    Args:
+        sums: the sums.
+        exponents: none is lower than before, so that no sum overflows; None leaves the sums as
+            they are.
+    """
     if exponents is None or exponents == sums.exponents:
         return sums
     before = sums.exponents or ((0,) * len(sums.self1), (0,) * len(sums.self2))
-    one, two = (powers(*side, like=sums.cross) for side in zip(before, exponents, strict=True))
-    rows, columns = one[:, None], two[None, :]
+    of_rows, of_columns = (
+        powers(*side, like=sums.cross) for side in zip(before, exponents, strict=True)
+    )
+    rows, columns = of_rows[:, None], of_columns[None, :]
     return Sums(
         cross=sums.cross * rows * columns,
-        self1=sums.self1 * one**2,
-        self2=sums.self2 * two**2,
+        self1=sums.self1 * of_rows**2,
+        self2=sums.self2 * of_columns**2,
         cross_cross=sums.cross_cross * rows**2 * columns**2,
         cross_self1=sums.cross_self1 * rows**3 * columns,
         cross_self2=sums.cross_self2 * rows * columns**3,
-        self1_self1=sums.self1_self1 * one**4,
+        self1_self1=sums.self1_self1 * of_rows**4,
         self1_self2=sums.self1_self2 * rows**2 * columns**2,
-        self2_self2=sums.self2_self2 * two**4,
+        self2_self2=sums.self2_self2 * of_columns**4,
         estimates=sums.estimates,
         exponents=exponents,
     )
 
 
 def powers(before: Sequence[int], after: Sequence[int], *, like: Tensor) -> Tensor:
-    """Return 2**(before - after) for each layer; 0 where that is below the range of float64."""
+    """Return 2**(before - after) for each layer, (L,); 0 if that is below the range of float64.
+
+    Args:
+        before: exponents of L layers.
+        after: exponents of the same layers.
+        like: a tensor with the dtype and the device of the result.
+    """
     powers = [2.0 ** max(e - f, -1100) for e, f in zip(before, after, strict=True)]
     return torch.tensor(powers, dtype=torch.float64, device="cpu").to(like.dtype).to(like.device)
 
 
 def select_sums(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
-    """Return the sums of the rows at indices (R,) and columns at indices (C,), repeats allowed."""
+    """Return the sums of some rows and columns.
+
+    Args:
+        sums: the sums of L1 rows and L2 columns.
+        rows: indices of rows, (R,), on the device of the sums; an index may occur several times.
+        columns: indices of columns, (C,).
+    """
     exponents = None
     if sums.exponents is not None:
-        one, two = sums.exponents
+        of_rows, of_columns = sums.exponents
         exponents = (
-            tuple(one[at] for at in rows.tolist()),
-            tuple(two[at] for at in columns.tolist()),
+            tuple(of_rows[position] for position in rows.tolist()),
+            tuple(of_columns[position] for position in columns.tolist()),
         )
     return Sums(
         cross=sums.cross[rows][:, columns],
@@ -158,16 +192,16 @@ def cka_with_error(sums: Sums) -> tuple[Tensor, Tensor]:
     """
     scale = cka_scale(sums)
     cka = sums.cross / scale
-    one, two = sums.self1[:, None], sums.self2[None, :]
+    self1, self2 = sums.self1[:, None], sums.self2[None, :]
     squares = (
         sums.cross_cross / scale**2
-        - cka / scale * (sums.cross_self1 / one + sums.cross_self2 / two)
+        - cka / scale * (sums.cross_self1 / self1 + sums.cross_self2 / self2)
         + cka**2
         / 4
         * (
-            sums.self1_self1[:, None] / one**2
-            + 2 * sums.self1_self2 / (one * two)
-            + sums.self2_self2[None, :] / two**2
+            sums.self1_self1[:, None] / self1**2
+            + 2 * sums.self1_self2 / (self1 * self2)
+            + sums.self2_self2[None, :] / self2**2
         )
     )
     # If all batches agree, as on the diagonal, rounding may give a sum of squares just below 0.
@@ -177,8 +211,13 @@ def cka_with_error(sums: Sums) -> tuple[Tensor, Tensor]:
 
 def cka_scale(sums: Sums) -> Tensor:
     """Return √(Σs11 Σs22), (L1, L2), by which Σs12 is divided; NaN if a factor is negative."""
-    one, two = sums.self1[:, None], sums.self2[None, :]
-    return (one * two).sqrt().masked_fill((one < 0) | (two < 0), torch.nan)
+    return root_of_product(sums.self1[:, None], sums.self2[None, :])
+
+
+def root_of_product(self1: Tensor, self2: Tensor) -> Tensor:
+    """Return √(s11 s22) of HSIC terms of any shapes that broadcast; NaN if a factor is negative."""
+    # Two negative factors have a positive product.
+    return (self1 * self2).sqrt().masked_fill((self1 < 0) | (self2 < 0), torch.nan)
 
 
 def sums_to_vector(sums: Sums) -> Tensor:

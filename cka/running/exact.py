@@ -13,9 +13,9 @@ from cka.errors import DoesNotFitError
 from cka.functional.hsic import hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened, scaled_gram
 from cka.functional.precision import full_precision, gram_dtype, sum_dtype
+from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums
 from cka.running.estimators import BatchMeasurements, Measurement
-from cka.running.resamplings import Resampling
 
 # While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
 _COPIES_OF_A_GRAM = 5
@@ -33,6 +33,14 @@ class Exact:
         limit_bytes: int | None,
         resamplings: Sequence[Resampling] = (),
     ) -> None:
+        """Prepare to store features.
+
+        Args:
+            kernel: a kernel from :func:`cka.functional.kernels.resolve_kernel`.
+            expected: number of samples that will be added; None if it is not known.
+            limit_bytes: limit of host memory in bytes; None means what is free.
+            resamplings: get the Gram matrices of all samples, too.
+        """
         self._kernel = kernel
         self._expected = expected
         self._limit_bytes = limit_bytes
@@ -40,7 +48,7 @@ class Exact:
         # Chunks of each row of each model; None for a row that is left out.
         self._features: list[list[list[Measurement] | None]] = []
         self.uneven: Sequence[set[int]] = ()
-        self._devices: list[torch.device] = []
+        self._devices: list[torch.device] = []  # that of the first output, where Grams are computed
         self._samples = 0
 
     def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
@@ -81,7 +89,7 @@ class Exact:
         widths = [_width_bytes(chunks[0]) for chunks in distinct]
         features = samples * sum(widths)
         widest = samples * max(widths)
-        if any(one.real is not None for chunks in distinct for one in chunks):
+        if any(chunk.real is not None for chunks in distinct for chunk in chunks):
             widest *= 2  # padding is replaced in a copy
         grams = [samples**2 * chunks[0].parts[0].itemsize for chunks in distinct]
         needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
@@ -106,6 +114,7 @@ class Exact:
         sizes = (len(self._features[0]), len(self._features[-1]))
         for stored in self._features:
             distinct, where = _distinct(stored)
+            # Rows that share features have lists of their own, which would keep them in memory.
             stored.clear()
             if not distinct:
                 return zero_sums(*sizes, sum_dtype(self._devices[0]), self._devices[0])
@@ -115,14 +124,14 @@ class Exact:
         terms = hsic_products(grams[0], others, "unbiased")
         indices = [torch.tensor(where, device=self._devices[0]) for where in positions]
         sums = select_sums(batch_sums(*terms), indices[0], indices[-1])
-        for one in self._resamplings:
-            where_both = (positions[0], positions[-1])
-            one.add(grams[0], others, "unbiased", where_both, sums, sums)
+        for resampling in self._resamplings:
+            of_both = (positions[0], positions[-1])
+            resampling.add(grams[0], others, "unbiased", of_both, sums, sums)
         return sums
 
     def _gram(self, chunks: list[Measurement]) -> Tensor:
         real = _joined_masks(chunks)
-        rows = torch.cat([one.parts[0] for one in chunks]).to(self._devices[0])
+        rows = torch.cat([chunk.parts[0] for chunk in chunks]).to(self._devices[0])
         chunks.clear()
         if real is not None:  # each batch has its own means in the place of padding
             tokens = rows.unflatten(1, (real.shape[1], -1))
@@ -143,16 +152,15 @@ def _width_bytes(measurement: Measurement) -> int:
 
 def _joined_masks(chunks: list[Measurement]) -> Tensor | None:
     """Return the mask (N, t) of all samples; None if no token is padding."""
-    tokens = next((one.real.shape[1] for one in chunks if one.real is not None), None)
+    tokens = next((chunk.real.shape[1] for chunk in chunks if chunk.real is not None), None)
     if tokens is None:
         return None
-    all_real = [
-        torch.ones(len(one.parts[0]), tokens, dtype=torch.bool, device="cpu") for one in chunks
-    ]
     return torch.cat(
         [
-            every if one.real is None else one.real
-            for one, every in zip(chunks, all_real, strict=True)
+            torch.ones(len(chunk.parts[0]), tokens, dtype=torch.bool, device="cpu")
+            if chunk.real is None
+            else chunk.real
+            for chunk in chunks
         ]
     )
 
@@ -165,19 +173,19 @@ def _distinct(
     Rows share their chunks if their modules returned the same tensor. The position of a row that
     is left out is 0; its sums do not matter.
     """
-    found: dict[tuple[int, ...], int] = {}
+    position_of: dict[tuple[int, ...], int] = {}
     distinct: list[list[Measurement]] = []
-    where = []
+    positions = []
     for chunks in stored:
         if chunks is None:
-            where.append(0)
+            positions.append(0)
             continue
         key = tuple(map(id, chunks))
-        if key not in found:
-            found[key] = len(distinct)
+        if key not in position_of:
+            position_of[key] = len(distinct)
             distinct.append(chunks)
-        where.append(found[key])
-    return distinct, where
+        positions.append(position_of[key])
+    return distinct, positions
 
 
 def _megabytes(size: int) -> str:
@@ -185,7 +193,11 @@ def _megabytes(size: int) -> str:
 
 
 def available_bytes(stored: int) -> int | None:
-    """Return the free bytes of host memory plus ``stored``; None if unknown."""
+    """Return how many bytes of host memory features and Gram matrices may take; None if unknown.
+
+    Args:
+        stored: bytes of the features that are stored already, and so are not free any more.
+    """
     try:
         return stored + os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

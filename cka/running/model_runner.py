@@ -15,7 +15,61 @@ from cka.capture.outputs import LeftOut, OutputReader, TokenTracker
 from cka.data import Mask, find_masks, mask_keywords, model_input, run_model, samples_in, to_device
 from cka.errors import InputError, LayerError
 from cka.running.estimators import Estimator, Measurement
-from cka.running.placement import input_dtype
+from cka.running.placement import input_dtype, unwrap
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """One model of a comparison."""
+
+    module: nn.Module
+    """The network, without wrappers."""
+    selection: Selection
+    """Its selected layers."""
+    name: str
+    """Its name in the result."""
+
+
+def check_model(model: object, name: str) -> None:
+    """Check that hooks can be registered on a model, and that they will be called.
+
+    Args:
+        model: what the user passed.
+        name: its name in the message of an error.
+
+    Raises:
+        InputError: if it is not a torch.nn.Module, or is scripted or traced.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"{name} must be a torch.nn.Module, got {type(model).__name__}; "
+            "write a Module whose forward calls it"
+        )
+    if isinstance(unwrap(model), torch.jit.ScriptModule):
+        raise InputError(
+            f"{name} is a scripted or traced model ({type(unwrap(model)).__name__}): torch.jit "
+            "calls no hooks of its layers, so their outputs cannot be read; pass the nn.Module "
+            "from which it was made, with the same weights"
+        )
+
+
+def model_names(
+    first: nn.Module, second: nn.Module, given1: str | None, given2: str | None
+) -> tuple[str, str]:
+    """Return the models' names; two models of one class get a number if no name is given.
+
+    Args:
+        first: the rows' model.
+        second: the columns' model; the same object in a self-comparison.
+        given1: the name that the user gave to the first model; None if none.
+        given2: the name that the user gave to the second model; None if none.
+    """
+    class1, class2 = type(first).__name__, type(second).__name__
+    if first is second:
+        return given1 or given2 or class1, given2 or given1 or class1
+    if class1 == class2 and given1 is None and given2 is None:
+        return f"{class1} 1", f"{class2} 2"
+    return given1 or class1, given2 or class2
 
 
 @dataclass
@@ -39,6 +93,7 @@ class Rows:
         self.other_tokens.update(record.other_tokens)
         if not self.calls:
             self.calls = list(record.rows)
+        # A call that was left out for a reason of its own keeps that reason.
         for call in set(self.calls).symmetric_difference(record.rows):
             self.left_out.setdefault(call, LeftOut.NOT_IN_EVERY_BATCH)
         return [record.rows.get(call) for call in self.calls]
@@ -68,13 +123,16 @@ class Rows:
 def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
     """Return the rows of all ranks together.
 
+    Args:
+        rows_of_ranks: the rows of each rank that had a batch, at least one.
+
     Raises:
         InputError: if the calls of two ranks differ.
     """
     first = rows_of_ranks[0]
-    for one in rows_of_ranks:
-        if one.calls != first.calls:
-            differing = sorted(set(one.calls).symmetric_difference(first.calls))
+    for rows in rows_of_ranks:
+        if rows.calls != first.calls:
+            differing = sorted(set(rows.calls).symmetric_difference(first.calls))
             labels = format_labels([call.label for call in differing])
             raise InputError(
                 f"the ranks ran different layers, or in another order ({labels or 'same layers'}); "
@@ -82,8 +140,8 @@ def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
             )
     return Rows(
         first.calls,
-        {call: why for one in rows_of_ranks for call, why in one.left_out.items()},
-        set().union(*(one.other_tokens for one in rows_of_ranks)),
+        {call: why for rows in rows_of_ranks for call, why in rows.left_out.items()},
+        set().union(*(rows.other_tokens for rows in rows_of_ranks)),
     )
 
 
@@ -104,19 +162,36 @@ class ModelRunner:
         feed: Feed | None,
         mask: Mask = "auto",
     ) -> None:
-        modules = {name: one for chosen in selections for name, one in chosen.modules.items()}
+        """Prepare to run the model.
+
+        Args:
+            model: the network, without wrappers, on its device.
+            selections: the layers to measure; two in a self-comparison with other columns.
+            reader: selects the tensor of an output.
+            estimator: measures it.
+            device: where batches are copied to.
+            feed: a user's function that runs the model; None to call the model.
+            mask: which tokens of a batch are padding.
+        """
+        modules = {
+            name: module for selection in selections for name, module in selection.modules.items()
+        }
         self.capture: Capture[Measurement] = Capture(
             modules, reader, estimator.measure, TokenTracker(model)
         )
         self.rows = Rows()
         self._model = model
         self._device = device
+        # A user's function gets the batch in its own dtype: it may convert it itself.
         self._dtype = None if feed is not None else input_dtype(model)
         self._feed = feed
         self._mask = mask
 
     def run(self, batch: Any) -> PassRecord[Measurement]:
         """Run the model on one batch and return the measurements of its selected layers.
+
+        Args:
+            batch: a batch of the loader, with the samples in the first dimension.
 
         Raises:
             LayerError: if no selected layer returned a tensor with the batch in its first

@@ -30,9 +30,13 @@ def gather(own: Any) -> list[Any]:
 
     Ranks exchange tensors of bytes. ``torch.distributed`` can exchange any object, but by pickle,
     which runs code that the sender chooses.
+
+    Args:
+        own: this rank's value, of builtin types.
     """
     device = _exchange_device(torch.device("cpu"))
     data = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8).to(device)
+    # Ranks' texts have different lengths, and all_gather needs one: they are padded to the longest.
     sizes = [size.item() for size in _all_gather(torch.tensor([len(data)], device=device))]
     padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=device)
     padded[: len(data)] = data
@@ -41,13 +45,17 @@ def gather(own: Any) -> list[Any]:
 
 
 def _all_gather(own: Tensor) -> list[Tensor]:
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
-    return found
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    return gathered
 
 
 def sum_over_ranks(vector: Tensor) -> Tensor:
-    """Return the sum of the vectors of all ranks, on every rank and on the vector's device."""
+    """Return the sum of the vectors of all ranks, on every rank and on the vector's device.
+
+    Args:
+        vector: this rank's tensor; its shape must be the same on all ranks.
+    """
     total = vector.to(_exchange_device(vector.device), copy=True)
     dist.all_reduce(total)
     return total.to(vector.device)
@@ -76,8 +84,17 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def eager(models: list[nn.Module]) -> AbstractContextManager[object]:
-    """Return a context in which compiled parts run uncompiled, so that their hooks are called."""
-    if not any(map(_has_compiled_parts, models)):
+    """Return a context in which compiled parts run uncompiled, so that their hooks are called.
+
+    Args:
+        models: the models that run in the context.
+    """
+    modules = chain.from_iterable(model.modules() for model in models)
+    # A torch version without _compiled_call_impl does not show whether a part is compiled.
+    if not any(
+        _original(module) is not None or getattr(module, "_compiled_call_impl", True) is not None
+        for module in modules
+    ):
         return nullcontext()  # set_stance imports the compiler, which takes a second
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
@@ -90,14 +107,6 @@ def _original(model: nn.Module) -> nn.Module | None:
         return None
     original = model.__dict__.get("_modules", {}).get("_orig_mod")
     return original if isinstance(original, nn.Module) else None
-
-
-def _has_compiled_parts(model: nn.Module) -> bool:
-    """Whether a part is compiled, or may be because torch has no ``_compiled_call_impl``."""
-    return any(
-        _original(module) is not None or getattr(module, "_compiled_call_impl", True) is not None
-        for module in model.modules()
-    )
 
 
 @contextmanager
@@ -141,6 +150,11 @@ def device_for(model: nn.Module, device: torch.device | None, name: str) -> torc
     otherwise the current accelerator, or the CPU if none is available. A model on several devices
     is not moved, and its batches are copied to the device of its first weight.
 
+    Args:
+        model: the model.
+        device: the device that the user chose; None if none was chosen.
+        name: name of the model in the message of an error.
+
     Raises:
         InputError: if the model is on several devices and ``device`` is given.
     """
@@ -164,7 +178,7 @@ def device_for(model: nn.Module, device: torch.device | None, name: str) -> torc
 def devices_of(model: nn.Module) -> list[torch.device]:
     """Return the devices of the weights and buffers, each once and without ``meta``."""
     tensors = chain(model.parameters(), model.buffers())
-    return list(dict.fromkeys(one.device for one in tensors if one.device.type != "meta"))
+    return list(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "meta"))
 
 
 @contextmanager
@@ -186,7 +200,7 @@ def moved_to(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 def input_dtype(model: nn.Module) -> torch.dtype | None:
     """Return the floating-point dtype of all weights, for the inputs; None if they differ."""
-    dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else None
 
 

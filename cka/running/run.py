@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection, format_labels
 from cka.capture.outputs import LeftOut, tensors_in
 from cka.data import samples_in
-from cka.errors import InputError, LayerError
+from cka.errors import InputError, LayerError, SettingError
+from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
 from cka.functional.precision import sum_dtype
-from cka.functional.resamples import Calibration, Confidence, calibrate, confidence
+from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Resampled, Resampling
 from cka.functional.sums import (
-    Exponents,
     Sums,
     cka_with_error,
     highest_exponents,
@@ -31,7 +31,77 @@ from cka.functional.sums import (
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.model_runner import ModelRunner, Rows, merge_rows
-from cka.running.resamplings import Resampled, Resampling, ResamplingsOfPair, factors
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """How the samples of a comparison are resampled."""
+
+    null: int | None
+    """Number of permutations; None for no calibration."""
+    bootstrap: int | None
+    """Number of resamples with replacement; None for no confidence."""
+    seed: int
+    """Seed of what is drawn."""
+
+    @classmethod
+    def checked(
+        cls,
+        null: int | None,
+        bootstrap: int | None,
+        generator: torch.Generator | None,
+        estimator: str,
+    ) -> Resamples:
+        """Return the settings, with a seed from the generator, or 0.
+
+        Raises:
+            SettingError: if ``null`` or ``bootstrap`` is not an integer, or too small, or if there
+                is no bootstrap for the estimator.
+        """
+        for name, count, counted, least in (
+            ("null", null, "permutations", 1),
+            ("bootstrap", bootstrap, "resamples", 2),
+        ):
+            if count is None:
+                continue
+            if not isinstance(count, int) or isinstance(count, bool) or count < least:
+                raise SettingError(
+                    f"{name} must be a number of {counted}, at least {least}, got {count!r}; "
+                    "write e.g. 200"
+                )
+        if bootstrap is not None and estimator == "sampled_neurons":
+            raise SettingError(
+                f"estimator='sampled_neurons' has no bootstrap, got bootstrap={bootstrap}; "
+                "omit it, or use estimator='unbiased'"
+            )
+        # A generator that is not needed keeps its state.
+        if generator is None or (null is None and bootstrap is None):
+            return cls(null, bootstrap, 0)
+        seed = torch.randint(2**53, (), generator=generator, device="cpu")
+        return cls(null, bootstrap, int(seed))
+
+    def of_pair(self, rank: int) -> ResamplingsOfPair:
+        """Return what resamples the batches of one pair of models.
+
+        Args:
+            rank: number of this process among the ranks of ``torch.distributed``; 0 if alone.
+        """
+        seed = self.seed + rank  # ranks draw independently of each other
+        return ResamplingsOfPair(
+            None if self.null is None else Resampling(PERMUTATIONS, self.null, seed),
+            None if self.bootstrap is None else Resampling(BOOTSTRAP, self.bootstrap, seed),
+        )
+
+
+class ResamplingsOfPair(NamedTuple):
+    """What resamples the batches of one pair of models; None if it was not requested."""
+
+    permutations: Resampling | None
+    bootstrap: Resampling | None
+
+    def requested(self) -> list[Resampling]:
+        """Return those that were requested."""
+        return [resampling for resampling in self if resampling is not None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +117,9 @@ class Outcome:
     columns: list[str]
     """L2 labels."""
     samples: int
+    """Number of samples used."""
     batches: int
+    """Number of batches used."""
     calibration: Calibration | None
     """What CKA would be by chance; None if not asked for."""
     confidence: Confidence | None
@@ -68,6 +140,15 @@ class Run:
         over_ranks: bool,
         resamplings: ResamplingsOfPair,
     ) -> None:
+        """Prepare a comparison.
+
+        Args:
+            runners: the runner of one model, compared with itself, or of two.
+            selections: the layers of the rows' and of the columns' model.
+            estimator: gets the measurements.
+            over_ranks: whether the sums of all ranks of ``torch.distributed`` are added.
+            resamplings: the same that the estimator adds to; their sums are read here.
+        """
         self._resamplings = resamplings
         self.samples = 0
         self.last_samples = 0
@@ -81,7 +162,11 @@ class Run:
         self._device = torch.device("cpu")
 
     def skips(self, batch: Any) -> bool:
-        """Whether a batch has too few samples; if it has, note its size."""
+        """Whether a batch has too few samples; if it has, note its size.
+
+        A batch that does not show its number of samples is not skipped: :meth:`add` gets it from
+        the first output.
+        """
         size = samples_in(batch)
         if size is None or size >= self._estimator.min_samples:
             return False
@@ -118,8 +203,8 @@ class Run:
     def close(self) -> None:
         """Release all tensors, so that a traceback that references this object keeps none alive."""
         self._estimator.clear()
-        for one in self._resamplings.each():
-            one.clear()
+        for resampling in self._resamplings.requested():
+            resampling.clear()
         for runner in self._runners:
             runner.capture.clear()
 
@@ -134,14 +219,19 @@ class Run:
         for runner, uneven in zip(self._runners, self._estimator.uneven, strict=False):
             for row in uneven:
                 runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
-        resampled = [None if one is None else one.sums() for one in self._resamplings]
+        resampled = [
+            None if resampling is None else resampling.sums() for resampling in self._resamplings
+        ]
         if self._over_ranks and placement.is_active():
-            own = None if sums is None else sums.exponents
             sums = self._sum_over_ranks(sums)
             if sums is not None:
                 resampled = [
-                    None if one is None else _resampled_over_ranks(one, own, sums)
-                    for one in self._resamplings
+                    None
+                    if resampling is None
+                    else Resampled.of_each_pair(
+                        placement.sum_over_ranks(resampling.sums_of_each_pair(sums))
+                    )
+                    for resampling in self._resamplings
                 ]
         if sums is None:
             raise InputError(
@@ -160,6 +250,7 @@ class Run:
             "dtype": dtype,
             "exponents": None if sums is None else sums.exponents,
         }
+        # A rank without batches has no rows: its loader may have been empty.
         used = [rank for rank in placement.gather(own) if rank["batches"]]
         if not used:
             return None
@@ -174,6 +265,7 @@ class Run:
             shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))
             sums = zero_sums(*shape, sum_dtype(self._device), self._device)
             sums = replace(sums, exponents=exponents)
+        # Sums of ranks can be added only if their matrices have the same exponents.
         sums = with_exponents(sums, exponents)
         return vector_to_sums(placement.sum_over_ranks(sums_to_vector(sums)), sums)
 
@@ -192,13 +284,12 @@ class Run:
         selected = select_sums(sums, *indices)
         matrix, error = cka_with_error(selected)
         counts = (len(sums.self1), len(sums.self2))
-        calibration = found_confidence = None
+        calibration = intervals = None
         if permuted is not None:
-            (positions,) = permuted.positions_of(counts, *orders)
-            calibration = calibrate(selected, permuted.values, positions)
+            calibration = calibrate(selected, permuted.values, permuted.columns_of(counts, *orders))
         if bootstrapped is not None:
-            of_layers = bootstrapped.positions_of(counts, *orders)
-            found_confidence = confidence(selected, bootstrapped.values, of_layers)
+            columns = bootstrapped.columns_of(counts, *orders)
+            intervals = confidence(selected, bootstrapped.values, columns)
         labels = [
             [rows.calls[at].label for at in order]
             for rows, order in zip(rows_of_models, orders, strict=True)
@@ -212,7 +303,7 @@ class Run:
             samples=self.samples,
             batches=self.batches,
             calibration=calibration,
-            confidence=found_confidence,
+            confidence=intervals,
             warnings=warnings,
         )
 
@@ -244,22 +335,6 @@ class Run:
                 ),
             ]
         )
-
-
-def _resampled_over_ranks(own: Resampling, before: Exponents | None, sums: Sums) -> Resampled:
-    """Return the resampled sums of all ranks, (N, E), with the exponents of ``sums``.
-
-    A rank without batches has the exponents ``before`` None.
-    """
-    pairs = sums.cross.numel()
-    if own.with_self_terms:
-        pairs += len(sums.self1) + len(sums.self2)
-    found = own.sums()
-    if found is None:
-        values = sums.cross.new_zeros(own.count, pairs)
-    else:
-        values = found.expanded().values * factors(before, sums, pairs)
-    return Resampled.of_each_pair(placement.sum_over_ranks(values))
 
 
 def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:
@@ -319,6 +394,7 @@ class SimultaneousRuns:
             LayerError: if no selected layer returned a tensor with the batch in its first
                 dimension.
         """
+        # A list, so that every run notes the size for its warning; any() would stop at the first.
         skipped = [run.skips(batches[0]) for run in self._runs]
         if any(skipped):
             return
@@ -338,10 +414,10 @@ class SimultaneousRuns:
 
     def _add_pairs(self, records: dict[int, PassRecord[Measurement]], newest: int) -> None:
         """Add the pairs whose second model is the newest, and drop what is no longer needed."""
-        for (one, other), run in zip(self._pairs, self._runs, strict=True):
-            if other == newest:
-                run.add([records[one], records[other]])
-        needed = {one for one, other in self._pairs if other > newest}
+        for (first, second), run in zip(self._pairs, self._runs, strict=True):
+            if second == newest:
+                run.add([records[first], records[second]])
+        needed = {first for first, second in self._pairs if second > newest}
         for number in set(records) - needed:
             del records[number]
 

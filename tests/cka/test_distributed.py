@@ -11,7 +11,7 @@ from cka_ranks import linear_network, run_rank, scaled_batches, sharded_loader, 
 from cka_reference import cloned_outputs, linear, song_hsic
 
 from cka import CKA, CKAResult
-from cka.functional.weighted import draw_weights, weighted_products
+from cka.functional.resampling import draw_weights, weighted_products
 
 SAMPLES = 37  # odd, so the sampler gives one rank a sample of the other as padding
 
