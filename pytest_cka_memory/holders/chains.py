@@ -1,12 +1,19 @@
-"""Write a loop of references through C++ as a chain, and what to do about it.
+"""Write paths of references as chains of objects: as text and as links of a picture.
 
-``Parameter (5,).grad.grad_fn -> AddBackward0 -> … -> AccumulateGrad -> the same Parameter``
+The text is for objects that no name leads to. A loop of references through C++ is written as
+``Parameter (5,).grad.grad_fn -> AddBackward0 -> … -> AccumulateGrad -> the same Parameter``; it has
+advice on how to break it.
+
+Links are plain text, too, one for each object that users know. They are made only if a picture was
+asked for.
 """
 
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import torch
 
 from pytest_cka_memory.core.holdings import Link
 from pytest_cka_memory.holders import tensors
@@ -20,6 +27,7 @@ from pytest_cka_memory.holders.tensors import (
 )
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import is_node
 
 _NAMES = ("_modules", "_parameters", "_buffers")
@@ -30,60 +38,6 @@ _MOST_LINKS = 12
 """Links of a path; of a longer one, the first and the last."""
 _MOST_CHARACTERS = 120
 _OF_CPP = "C or C++ code"
-
-
-def links_of_path(path: Sequence[Reference]) -> tuple[Link, ...]:
-    """Return the links from a root to the holder at the end of `path`."""
-    first = path[0]
-    assert first.root is not None, "a path starts at a root"
-    start = Link(str(first.text), tensors.label(first.value))
-    return _bounded([Link("", first.root.label), start, *_following(path)])
-
-
-def links_of_unreached(found: Unreached) -> tuple[Link, ...]:
-    """Return the links from C or C++ code to a holder, or around a loop and from there to it."""
-    first = found.path[0]
-    if not found.loop:
-        start = Link("references", tensors.label(first.value))
-        return _bounded([Link("", _OF_CPP), start, *_following(found.path)])
-    # A loop begins and ends with the same object; the path begins at any object of it.
-    ring = list(found.loop[1:])
-    at = next(number for number, step in enumerate(ring) if step.value is first.value)
-    turned = [Reference(first.value, None), *ring[at + 1 :], *ring[: at + 1]]
-    around = list(_following(turned))
-    back = Link(around[-1].reference, f"the same {around[-1].object}")
-    return _bounded(
-        [Link("", tensors.label(first.value)), *around[:-1], back, *_following(found.path)]
-    )
-
-
-def _following(path: Sequence[Reference]) -> Iterator[Link]:
-    """Yield a link for each object after the first, except dicts that users do not write."""
-    before = ""
-    for number, step in enumerate(path[1:], 1):
-        text = step.text or text_of(step.parent, step.value)
-        is_last = number == len(path) - 1
-        if not is_last and (text in _OF_MODULES or is_own_dict(step.value, step.parent)):
-            before += text
-            continue
-        reference = shortened(before + text).removeprefix(" -> ")
-        yield Link(reference, tensors.label(step.value))
-        before = ""
-
-
-def _bounded(path: Sequence[Link]) -> tuple[Link, ...]:
-    """Return a path without its middle if it is long, and with texts of a bounded length."""
-    left = len(path) - _MOST_LINKS
-    if left > 0:
-        half = _MOST_LINKS // 2
-        path = [*path[:half], Link("", f"… {left} more …"), *path[half + left :]]
-    return tuple(Link(_cut(link.reference), _cut(link.object)) for link in path)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
-
-
 _PARTS = (dict, OrderedDict, list, tuple, set, frozenset, deque, types.CellType, types.MethodType)
 """Types whose objects are a part of the text about others, and have no name of their own."""
 CHECKPOINT_MODULE = "torch.utils.checkpoint"
@@ -145,7 +99,10 @@ def loop_text(loop: Sequence[Reference]) -> str:
 
 
 def loop_advice(loop: Sequence[Reference]) -> str:
-    """Return how to break a loop."""
+    """Return how to break a loop.
+
+    Several rules may fit one loop; the first decides.
+    """
     values = [step.value for step in loop]
     if any(_is_flat(step.value) for step in loop):
         return _FLAT
@@ -178,16 +135,14 @@ def path_text(path: Sequence[Reference]) -> str:
 
 
 def _is_flat(value: Any) -> bool:
-    import torch
 
     # FlatParameter has a metaclass, but its instances are plain parameters with this attribute.
     return type(value) is torch.nn.Parameter and "_is_flat_param" in vars(value)
 
 
 def _is_saved(text: str) -> bool:
-    from pytest_cka_memory.meters.torch_private import unpacked_name
 
-    name = unpacked_name(text.removeprefix("."))
+    name = torch_private.unpacked_name(text.removeprefix("."))
     return name.startswith(("_saved_", "saved_tensors"))
 
 
@@ -250,3 +205,55 @@ def _part(step: Reference) -> str:
         return ""
     text = text_of(step.parent, step.value)
     return "" if text.startswith(" -> ") else text
+
+
+def links_of_path(path: Sequence[Reference]) -> tuple[Link, ...]:
+    """Return the links from a root to the holder at the end of `path`."""
+    first = path[0]
+    assert first.root is not None, "a path starts at a root"
+    start = Link(str(first.text), tensors.label(first.value))
+    return _bounded([Link("", first.root.label), start, *_following(path)])
+
+
+def links_of_unreached(unreached: Unreached) -> tuple[Link, ...]:
+    """Return the links from C or C++ code to a holder, or around a loop and from there to it."""
+    first = unreached.path[0]
+    if not unreached.loop:
+        start = Link("references", tensors.label(first.value))
+        return _bounded([Link("", _OF_CPP), start, *_following(unreached.path)])
+    # A loop begins and ends with the same object; the path begins at any object of it.
+    ring = list(unreached.loop[1:])
+    at = next(number for number, step in enumerate(ring) if step.value is first.value)
+    turned = [Reference(first.value, None), *ring[at + 1 :], *ring[: at + 1]]
+    around = list(_following(turned))
+    back = Link(around[-1].reference, f"the same {around[-1].object}")
+    return _bounded(
+        [Link("", tensors.label(first.value)), *around[:-1], back, *_following(unreached.path)]
+    )
+
+
+def _following(path: Sequence[Reference]) -> Iterator[Link]:
+    """Yield a link for each object after the first, except dicts that users do not write."""
+    before = ""
+    for number, step in enumerate(path[1:], 1):
+        text = step.text or text_of(step.parent, step.value)
+        is_last = number == len(path) - 1
+        if not is_last and (text in _OF_MODULES or is_own_dict(step.value, step.parent)):
+            before += text
+            continue
+        reference = shortened(before + text).removeprefix(" -> ")
+        yield Link(reference, tensors.label(step.value))
+        before = ""
+
+
+def _bounded(path: Sequence[Link]) -> tuple[Link, ...]:
+    """Return a path without its middle if it is long, and with texts of a bounded length."""
+    left = len(path) - _MOST_LINKS
+    if left > 0:
+        half = _MOST_LINKS // 2
+        path = [*path[:half], Link("", f"… {left} more …"), *path[half + left :]]
+    return tuple(Link(_cut(link.reference), _cut(link.object)) for link in path)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

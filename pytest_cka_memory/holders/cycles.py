@@ -16,9 +16,10 @@ from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import TypeRules
 from pytest_cka_memory.holders.tensors import class_name, dtype_and_shape_of
 from pytest_cka_memory.holders.tree import locals_of
+from pytest_cka_memory.meters import torch_private
 
 _MOST_SEARCHED = 20_000
-"""Objects that one search for a cycle looks at; a longer cycle would not be readable either."""
+"""Objects that one search for a cycle visits; a longer cycle would not be readable either."""
 _PLAIN = (dict, list, tuple, set, frozenset, deque, CellType, FunctionType, MethodType)
 _UNNAMED = frozenset((*_PLAIN, FrameType, TracebackType))
 """Types whose objects are a part of a path, not a station that has a name."""
@@ -37,7 +38,13 @@ _CLOSURE = (
 )
 _OBJECTS = "make one of these references weak, with weakref.ref, or delete it when it is not needed"
 
+_NOT_DESCRIBED = (
+    "the collector, or a generator or finalizer in the cycle, has freed them before the cycle "
+    "could be described: to see more, call gc.disable() before the region"
+)
+
 DescribedGarbage = list[tuple[Allocation, Holding]]
+"""Storages that garbage keeps alive, each with its description."""
 
 
 class _Path(NamedTuple):
@@ -54,16 +61,18 @@ def described_garbage(
 ) -> DescribedGarbage:
     """Return those of `allocations` that garbage references, with the cycles that hold them.
 
-    Some of them may be referenced by live objects too; :func:`freed` leaves these out later.
-    """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
+    Some of them may be referenced by live objects too; :func:`freed_holdings` leaves these out.
 
-    wanted = {found.key: found for found in allocations}
-    with no_torch_function():  # the user's modes must not see these calls
+    Args:
+        garbage: what the collector has found, before it is freed.
+        allocations: live storages, of which garbage may reference some.
+    """
+    wanted = {allocation.key: allocation for allocation in allocations}
+    with torch_private.no_torch_function():  # the user's modes must not see these calls
         holders = _holders_of(garbage, wanted)
         cycles = _Cycles(garbage)
         texts: dict[object, tuple[str, str]] = {}
-        found: DescribedGarbage = []
+        described: DescribedGarbage = []
         for key, path in holders.items():
             allocation = wanted[key]
             place = site_key(allocation.site), type(path.garbage)
@@ -74,29 +83,29 @@ def described_garbage(
             dtype, shape = dtype_and_shape_of(path.value)
             if holding.shape is None:
                 holding = replace(holding, dtype=dtype, shape=shape)
-            found.append((allocation, replace(holding, held_by=held_by, hint=hint)))
-    return found
+            described.append((allocation, replace(holding, held_by=held_by, hint=hint)))
+    return described
 
 
-def live_holdings(found: DescribedGarbage) -> tuple[Holding, ...]:
+def live_holdings(described: DescribedGarbage) -> tuple[Holding, ...]:
     """Group what :func:`described_garbage` has returned, largest first."""
     return grouped(
-        [Entry(holding, (site_key(each.site), holding.held_by)) for each, holding in found]
+        [Entry(holding, (site_key(each.site), holding.held_by)) for each, holding in described]
     )
 
 
 def freed_holdings(
-    found: DescribedGarbage, collected: Iterable[Allocation], cycle_bytes: int
+    described: DescribedGarbage, collected: Iterable[Allocation], cycle_bytes: int
 ) -> tuple[Holding, ...]:
     """Group what is no longer live, largest first.
 
     Args:
-        found: what :func:`described_garbage` has returned, before the garbage was freed.
-        collected: what collections have freed. What is not in `found` joins its group of the same
-            line, if there is one.
+        described: what :func:`described_garbage` has returned, before the garbage was freed.
+        collected: what collections have freed. What is not in `described` joins its group of the
+            same line, if there is one.
         cycle_bytes: what the groups add up to; the last may be the rest, of which no more is known.
     """
-    gone = {each.serial: (each, holding) for each, holding in found if not each.is_live()}
+    gone = {each.serial: (each, holding) for each, holding in described if not each.is_live()}
     entries = [
         Entry(holding, (site_key(each.site), holding.held_by)) for each, holding in gone.values()
     ]
@@ -131,14 +140,8 @@ def _with_requested_bytes(
         yield each, share
 
 
-_NOT_DESCRIBED = (
-    "the collector, or a generator or finalizer in the cycle, has freed them before the cycle "
-    "could be described: to see more, call gc.disable() before the region"
-)
-
-
 def _holders_of(garbage: Sequence[Any], wanted: Mapping[int, Any]) -> dict[int, _Path]:
-    """Return for each key what leads to it."""
+    """Return for each key in `wanted` how garbage leads to the object that has it."""
     rules_for, known = tensor_rules(), dict[type, TypeRules | None]()
     paths: dict[int, _Path] = {}
     seen = {id(value): value for value in garbage}
@@ -234,7 +237,10 @@ def _turned(cycle: Sequence[Any]) -> list[Any]:
 
 
 def _stations(path: Sequence[Any]) -> Iterator[str]:
-    """Yield the objects on a path that have names, each with the attributes that lead onward."""
+    """Yield the objects on a path that have names, each with the attributes that lead onward.
+
+    A list or a closure between two of them has no name of its own, so it is a part of the text.
+    """
     text, number = _name_of(path[0]), 0
     while number < len(path) - 1:
         parent, child = path[number], path[number + 1]

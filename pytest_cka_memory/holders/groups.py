@@ -1,12 +1,20 @@
-"""Memory in groups, by where it was allocated and what it was for."""
+"""Memory in groups: by where it was allocated, by what it was for, and by how it is held.
+
+What it was for is a kind, such as weights, gradients or activations. What has been freed since a
+peak is judged by what ran when it was allocated and by what freed it: memory that a backward pass
+frees was kept for it. How it is held is a pattern: a number, so that to group a million storages
+writes no expression for each.
+"""
 
 import ast
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite, Context, Freed
 from pytest_cka_memory.core.holdings import Holding
@@ -21,13 +29,13 @@ from pytest_cka_memory.core.kinds import (
     WORKSPACES,
 )
 from pytest_cka_memory.holders import tensors
+from pytest_cka_memory.holders.expressions import is_own_dict, text_of, without_places
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType
+from pytest_cka_memory.holders.tree import Reference, ReferenceTree
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
-
-if TYPE_CHECKING:
-    import torch
-
+from pytest_cka_memory.meters.objects import gradient_of
 
 _CREATES = frozenset(
     {"arange", "as_tensor", "asarray", "empty", "eye", "from_dlpack", "from_numpy", "frombuffer"}
@@ -43,196 +51,16 @@ _OF_CONTEXT = {
     Context.MODULE: PARAMETERS,
 }
 _KEPT = (Freed.IN_BACKWARD, Freed.WITH_GRAPH)
-
-
-class KindsNow:
-    """The kinds of memory that is still live, by what references it when this is made."""
-
-    def __init__(self, blocks: Mapping[int, int]) -> None:
-        """Look at all tensors, modules and optimizers.
-
-        Args:
-            blocks: the addresses of blocks that are live, and how many bytes each has.
-        """
-        import torch
-
-        self.known: dict[int, str] = {}
-        """Address of a tensor's data -> its kind."""
-        self.saved: set[int] = set()
-        """Addresses of the data that graphs of autograd have kept."""
-        tensors, modules, optimizers = _objects()
-        rules = tensor_rules(blocks)
-        # A graph keeps parameters whose module is gone.
-        parameters = (it for it in tensors if issubclass(type(it), torch.nn.Parameter))
-        self._note(PARAMETERS, parameters, rules)
-        for module in modules:
-            self._note(PARAMETERS, _tensors_of_module(module), rules)
-        for optimizer in optimizers:
-            groups = (group["params"] for group in optimizer.param_groups)
-            self._note(PARAMETERS, (tensor for group in groups for tensor in group), rules)
-        gradients = (it for it in map(_gradient_of, tensors) if it is not None)
-        self._note(GRADIENTS, gradients, rules)
-        for optimizer in optimizers:
-            self._note(OPTIMISER, _tensors_in(optimizer.state), rules)
-        self.saved = set(_saved_in_graphs(tensors, rules))
-
-    def _note(self, kind: str, tensors: Iterable[Any], rules: RulesForType) -> None:
-        for tensor in tensors:
-            for key in _keys_of(tensor, rules):
-                self.known.setdefault(key, kind)
-
-    def kind_of(self, group: AllocationGroup) -> str:
-        """Return the kind of memory that was allocated in the region and live at its peak."""
-        if group.freed == Freed.WORKSPACE:
-            return WORKSPACES
-        if group.freed == Freed.IN_OPERATOR:
-            return TEMPORARIES
-        if group.address:
-            return self._kind_of_live(group)
-        if group.context == Context.BACKWARD and group.freed == Freed.IN_BACKWARD:
-            return TEMPORARIES
-        if group.context in _OF_CONTEXT:
-            return _OF_CONTEXT[group.context]
-        if group.context == Context.UNKNOWN and _is_created(group):
-            return INPUTS
-        return ACTIVATIONS if group.freed in _KEPT else TEMPORARIES
-
-    def _kind_of_live(self, group: AllocationGroup) -> str:
-        if group.address in self.known:
-            return self.known[group.address]
-        if group.context == Context.LOADER:
-            return INPUTS
-        if group.context == Context.UNKNOWN and _is_created(group):
-            return INPUTS
-        if group.address in self.saved:
-            return ACTIVATIONS
-        return _OF_CONTEXT.get(group.context or Context.UNKNOWN, OTHER)
-
-    def kinds_of_older(self, peak_bytes: int, blocks: Mapping[int, int]) -> Mapping[str, int]:
-        """Return the bytes of each kind of what is older than the region, largest first.
-
-        Args:
-            peak_bytes: what of it was live at the peak.
-            blocks: address and bytes of what is still live; the rest counts as other.
-        """
-        found: Counter[str] = Counter()
-        for address, size in blocks.items():
-            kept = ACTIVATIONS if address in self.saved else OTHER
-            found[self.known.get(address, kept)] += size
-        found[OTHER] += peak_bytes - sum(blocks.values())
-        return {kind: size for kind, size in found.most_common() if size}
-
-
-def _is_created(group: AllocationGroup) -> bool:
-    """Whether the code of the innermost frame only creates a tensor, or copies one."""
-    site: AllocationSite | None = None if group.recorded is None else group.recorded.readable()
-    return site is not None and site.code is not None and _only_creates(site.code)
-
-
-@lru_cache
-def _only_creates(code: str) -> bool:
-    try:
-        statement = ast.parse(code).body[0]
-    except (SyntaxError, IndexError):  # in Python 3.10, the first line of a longer statement
-        return False
-    value = getattr(statement, "value", None)
-    called = value.func if isinstance(value, ast.Call) else None
-    return getattr(called, "attr", getattr(called, "id", None)) in _CREATES
-
-
-def _objects() -> tuple[list["torch.Tensor"], list[Any], list[Any]]:
-    """Return all tensors, modules and optimizers that the garbage collector knows."""
-    import torch
-
-    tensors, modules, optimizers = [], [], []
-    for value in gc.get_objects():
-        kind = type(value)
-        if issubclass(kind, torch.Tensor):
-            tensors.append(value)
-        elif issubclass(kind, torch.nn.Module):
-            modules.append(value)
-        elif issubclass(kind, torch.optim.Optimizer):
-            optimizers.append(value)
-    return tensors, modules, optimizers
-
-
-def _tensors_of_module(module: Any) -> Iterator["torch.Tensor"]:
-    import torch
-
-    try:  # as nn.Module defines them: the user's class may override it
-        yield from torch.nn.Module.parameters(module, recurse=False)
-        yield from torch.nn.Module.buffers(module, recurse=False)
-    except AttributeError:  # its __init__ has not run
-        return
-
-
-def _gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
-    from pytest_cka_memory.meters.objects import gradient_of
-
-    return gradient_of(tensor)
-
-
-def _tensors_in(value: Any) -> Iterator["torch.Tensor"]:
-    """Yield the tensors in nested dicts, lists and tuples."""
-    import torch
-
-    if issubclass(type(value), torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, set)):
-        for part in value:
-            yield from _tensors_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors_in(part)
-
-
-def _keys_of(value: Any, rules: RulesForType) -> Collection[int]:
-    """Return what identifies the storages of a tensor: the addresses of their data are among it."""
-    found = rules(type(value))
-    return () if found is None else found.keys(value)
-
-
-def _saved_in_graphs(tensors: Iterable["torch.Tensor"], rules: RulesForType) -> Iterator[int]:
-    """Yield what identifies the storages that the graphs of these tensors have kept."""
-    todo = [node for tensor in tensors if (node := grad_fn_of(tensor)) is not None]
-    seen: set[Any] = set(todo)
-    while todo:
-        node = todo.pop()
-        of_node = rules(type(node))
-        for name, value in of_node.extra_references(node) if of_node is not None else ():
-            if is_node(type(value)):
-                if value not in seen:
-                    seen.add(value)
-                    todo.append(value)
-            elif name != ".variable":
-                for tensor in _tensors_in(value):
-                    yield from _keys_of(tensor, rules)
-
-
+"""How memory is freed that an autograd graph has kept."""
 _NO_GRAD = (
     "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
     "follows, compute it in torch.no_grad()"
 )
-
-
-def peak_advice(groups: Sequence[AllocationGroup], kinds: Sequence[str]) -> str | None:
-    """Return how to free what autograd graphs kept at a peak; None if that is not certain.
-
-    It is not if a backward pass ran, which needs the graphs, or if they kept less than half.
-
-    Args:
-        groups: what was allocated in the region.
-        kinds: the kind of memory of each group.
-    """
-    if GRADIENTS in kinds or any(_is_of_backward(group) for group in groups):
-        return None
-    sizes = [(group.bytes, kind) for group, kind in zip(groups, kinds, strict=True)]
-    kept_bytes = sum(size for size, kind in sizes if kind == ACTIVATIONS)
-    return _NO_GRAD if kept_bytes and 2 * kept_bytes >= sum(size for size, _ in sizes) else None
-
-
-def _is_of_backward(group: AllocationGroup) -> bool:
-    return group.context == Context.BACKWARD or group.freed == Freed.IN_BACKWARD
+_ENTRY = "[]"
+_OF_GRAPH = ".grad_fn"
+_OF_MODULES = {"._parameters", "._buffers", "._modules"}
+"""Attributes of a module whose keys are names of attributes, too."""
+_CONTAINERS = (list, tuple, deque, set, frozenset)
 
 
 class Entry(NamedTuple):
@@ -250,11 +78,9 @@ def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
 
     Everything that was allocated before the region comes last, by its kind alone.
     """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
-
     inside = [group for group in groups if not group.before_region]
     early = [group for group in groups if group.before_region]
-    with no_torch_function():  # the user's modes must not see these calls
+    with torch_private.no_torch_function():  # the user's modes must not see these calls
         if not any(group.context is not None or group.older is not None for group in groups):
             entries = [_entry_of(group, None) for group in inside]
             counts = (Holding(bytes=group.bytes, count=group.count) for group in early)
@@ -263,11 +89,11 @@ def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
             older = [{} if group.older is None else group.older() for group in early]
             blocks = {group.address: group.bytes for group in inside if group.address}
             kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
-            found = [kinds.kind_of(group) for group in inside]
-            hint = peak_advice(inside, found)
+            kind_of_each = [kinds.kind_of(group) for group in inside]
+            hint = peak_advice(inside, kind_of_each)
             entries = [
                 _entry_of(group, kind, hint if kind == ACTIVATIONS else None)
-                for group, kind in zip(inside, found, strict=True)
+                for group, kind in zip(inside, kind_of_each, strict=True)
             ]
             before = tuple(
                 Holding(bytes=size, count=0, kind=kind)
@@ -309,10 +135,12 @@ def _entry_of(group: AllocationGroup, kind: str | None, hint: str | None = None)
 
 
 def module_id_of(site: AllocationSite | None) -> int:
+    """Return the identity of the module that allocated at a site; 0 if unknown."""
     return 0 if site is None else site.module
 
 
 def holding_of(size: int, count: int, site: AllocationSite | None) -> Holding:
+    """Return a description of `count` storages of `size` bytes in all that a site allocated."""
     if site is None:
         return Holding(bytes=size, count=count)
     return Holding(
@@ -329,3 +157,261 @@ def holding_of(size: int, count: int, site: AllocationSite | None) -> Holding:
 def site_key(site: AllocationSite | None) -> tuple[object, ...]:
     """Return what is equal for allocations of one line by the same expression and operator."""
     return () if site is None else (site.frames[:1], site.code, site.operator)
+
+
+class KindsNow:
+    """Classifies memory at a peak: as weights, gradients, activations, and so on.
+
+    Memory that is still live is classified by what references it when this is created, and memory
+    that has been freed by how it was allocated and freed.
+    """
+
+    def __init__(self, blocks: Mapping[int, int]) -> None:
+        """Look at all tensors, modules and optimizers.
+
+        Args:
+            blocks: the addresses of blocks that are live, and how many bytes each has.
+        """
+        self.known: dict[int, str] = {}
+        """Address of a tensor's data -> its kind."""
+        self.saved: set[int] = set()
+        """Addresses of the data that graphs of autograd have kept."""
+        tensors, modules, optimizers = _objects()
+        rules = tensor_rules(blocks)
+        # A graph keeps parameters whose module is gone.
+        parameters = (it for it in tensors if issubclass(type(it), torch.nn.Parameter))
+        self._note(PARAMETERS, parameters, rules)
+        for module in modules:
+            self._note(PARAMETERS, _tensors_of_module(module), rules)
+        for optimizer in optimizers:
+            groups = (group["params"] for group in optimizer.param_groups)
+            self._note(PARAMETERS, (tensor for group in groups for tensor in group), rules)
+        gradients = (it for it in map(gradient_of, tensors) if it is not None)
+        self._note(GRADIENTS, gradients, rules)
+        for optimizer in optimizers:
+            self._note(OPTIMISER, _tensors_in(optimizer.state), rules)
+        self.saved = set(_saved_in_graphs(tensors, rules))
+
+    def _note(self, kind: str, tensors: Iterable[Any], rules: RulesForType) -> None:
+        for tensor in tensors:
+            for key in _keys_of(tensor, rules):
+                self.known.setdefault(key, kind)
+
+    def kind_of(self, group: AllocationGroup) -> str:
+        """Return the kind of memory that was allocated in the region and live at its peak."""
+        if group.freed == Freed.WORKSPACE:
+            return WORKSPACES
+        if group.freed == Freed.IN_OPERATOR:
+            return TEMPORARIES
+        if group.address:
+            return self._kind_of_live(group)
+        if group.context == Context.BACKWARD and group.freed == Freed.IN_BACKWARD:
+            return TEMPORARIES
+        if group.context in _OF_CONTEXT:
+            return _OF_CONTEXT[group.context]
+        if group.context == Context.UNKNOWN and _is_created(group):
+            return INPUTS
+        return ACTIVATIONS if group.freed in _KEPT else TEMPORARIES
+
+    def _kind_of_live(self, group: AllocationGroup) -> str:
+        if group.address in self.known:
+            return self.known[group.address]
+        if group.context == Context.LOADER:
+            return INPUTS
+        if group.context == Context.UNKNOWN and _is_created(group):
+            return INPUTS
+        if group.address in self.saved:
+            return ACTIVATIONS
+        return _OF_CONTEXT.get(group.context or Context.UNKNOWN, OTHER)
+
+    def kinds_of_older(self, peak_bytes: int, blocks: Mapping[int, int]) -> Mapping[str, int]:
+        """Return the bytes of each kind of memory that is older than the region, largest first.
+
+        Args:
+            peak_bytes: how much of it was live at the peak.
+            blocks: address and bytes of the blocks that are still live; the rest counts as other.
+        """
+        sizes: Counter[str] = Counter()
+        for address, size in blocks.items():
+            kept = ACTIVATIONS if address in self.saved else OTHER
+            sizes[self.known.get(address, kept)] += size
+        sizes[OTHER] += peak_bytes - sum(blocks.values())
+        return {kind: size for kind, size in sizes.most_common() if size}
+
+
+def _is_created(group: AllocationGroup) -> bool:
+    """Whether the code of the innermost frame only creates a tensor, or copies one."""
+    site: AllocationSite | None = None if group.recorded is None else group.recorded.readable()
+    return site is not None and site.code is not None and _only_creates(site.code)
+
+
+@lru_cache
+def _only_creates(code: str) -> bool:
+    try:
+        statement = ast.parse(code).body[0]
+    except (SyntaxError, IndexError):  # in Python 3.10, the first line of a longer statement
+        return False
+    value = getattr(statement, "value", None)
+    called = value.func if isinstance(value, ast.Call) else None
+    return getattr(called, "attr", getattr(called, "id", None)) in _CREATES
+
+
+def _objects() -> tuple[list[torch.Tensor], list[Any], list[Any]]:
+    """Return all tensors, modules and optimizers that the garbage collector knows."""
+    tensors, modules, optimizers = [], [], []
+    for value in gc.get_objects():
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
+            tensors.append(value)
+        elif issubclass(kind, torch.nn.Module):
+            modules.append(value)
+        elif issubclass(kind, torch.optim.Optimizer):
+            optimizers.append(value)
+    return tensors, modules, optimizers
+
+
+def _tensors_of_module(module: Any) -> Iterator[torch.Tensor]:
+
+    try:  # as nn.Module defines them: the user's class may override it
+        yield from torch.nn.Module.parameters(module, recurse=False)
+        yield from torch.nn.Module.buffers(module, recurse=False)
+    except AttributeError:  # its __init__ has not run
+        return
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested dicts, lists and tuples."""
+    if issubclass(type(value), torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, set)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors_in(part)
+
+
+def _keys_of(value: Any, rules: RulesForType) -> Collection[int]:
+    """Return the keys of a tensor's storages, among which are the addresses of their data."""
+    of_type = rules(type(value))
+    return () if of_type is None else of_type.keys(value)
+
+
+def _saved_in_graphs(tensors: Iterable[torch.Tensor], rules: RulesForType) -> Iterator[int]:
+    """Yield the keys of the storages that the graphs of these tensors have kept."""
+    todo = [node for tensor in tensors if (node := grad_fn_of(tensor)) is not None]
+    seen: set[Any] = set(todo)
+    while todo:
+        node = todo.pop()
+        of_node = rules(type(node))
+        for name, value in of_node.extra_references(node) if of_node is not None else ():
+            if is_node(type(value)):
+                if value not in seen:
+                    seen.add(value)
+                    todo.append(value)
+            elif name != ".variable":
+                for tensor in _tensors_in(value):
+                    yield from _keys_of(tensor, rules)
+
+
+def peak_advice(groups: Sequence[AllocationGroup], kinds: Sequence[str]) -> str | None:
+    """Return how to free the memory that autograd graphs kept at a peak; None if it is uncertain.
+
+    It is if a backward pass ran, which needs the graphs, or if they kept less than half.
+
+    Args:
+        groups: the memory that was allocated in the region.
+        kinds: the kind of memory of each group.
+    """
+    if GRADIENTS in kinds or any(_is_of_backward(group) for group in groups):
+        return None
+    sizes = [(group.bytes, kind) for group, kind in zip(groups, kinds, strict=True)]
+    kept_bytes = sum(size for size, kind in sizes if kind == ACTIVATIONS)
+    return _NO_GRAD if kept_bytes and 2 * kept_bytes >= sum(size for size, _ in sizes) else None
+
+
+def _is_of_backward(group: AllocationGroup) -> bool:
+    return group.context == Context.BACKWARD or group.freed == Freed.IN_BACKWARD
+
+
+class Patterns:
+    """Gives the same number to objects of a tree that are held in the same way.
+
+    Keys and indices do not count, nor how often the same step follows itself, as in a linked list.
+    All objects that the graph of one tensor holds are equal, because each batch may add to a graph.
+    """
+
+    def __init__(self, tree: ReferenceTree) -> None:
+        self._tree = tree
+        self._known: dict[int, int] = {}
+        """By the identity of an object that leads to others, its number."""
+        self._numbers: dict[tuple[int, object], int] = {}
+        """By the number of what leads to it and the last step."""
+        self._steps: list[object] = [None]
+        """By number, the last step."""
+        self._of_entries: dict[int, int] = {}
+        """By the identity of a container, the number of what is an entry of it."""
+        self._are_entries: dict[int, bool] = {}
+        """By the identity of a dict, whether its keys are no names of attributes."""
+
+    def of(self, last: Reference) -> int:
+        """Return a number that is equal for objects that are held in the same way."""
+        number = self._of_entries.get(id(last.parent), 0)
+        if number:
+            return number
+        inner = []
+        step = self._tree.before(last)
+        while step is not None:
+            known = self._known.get(id(step.value))
+            if known is not None:
+                number = known
+                break
+            inner.append(step)
+            step = self._tree.before(step)
+        for step in reversed(inner):
+            number = self._known[id(step.value)] = self._then(number, step)
+        pattern = self._then(number, last)
+        if last.text is None and self._is_entry(last):
+            self._of_entries[id(last.parent)] = pattern
+        return pattern
+
+    def _then(self, number: int, step: Reference) -> int:
+        """Return the number for what `step` leads to, if `number` is that of its parent."""
+        part = self._part(step)
+        before = self._steps[number]
+        if not part or (before == part and part is not None) or before == _OF_GRAPH:
+            return number
+        following = self._numbers.setdefault((number, part), len(self._steps))
+        if following == len(self._steps):  # it is new
+            self._steps.append(part)
+        return following
+
+    def _part(self, step: Reference) -> object:
+        if step.parent is None:
+            return self._tree.start(step)
+        if step.text is not None:
+            return without_places(step.text)
+        if self._is_entry(step):
+            return _ENTRY
+        if is_own_dict(step.value, step.parent):
+            return ""
+        if type(step.parent) is dict:  # the attributes of an object
+            return "." + without_places(text_of(step.parent, step.value)[2:-2])
+        return without_places(text_of(step.parent, step.value))
+
+    def _is_entry(self, step: Reference) -> bool:
+        """Whether a step leads from a container to an entry: not to an attribute of an object."""
+        kind = type(step.parent)
+        return kind in _CONTAINERS or (kind is dict and self._has_entries(step))
+
+    def _has_entries(self, step: Reference) -> bool:
+        known = self._are_entries.get(id(step.parent))
+        if known is None:
+            before = self._tree.before(step)
+            owner = None if before is None else before.parent
+            known = owner is None or not (
+                is_own_dict(step.parent, owner)
+                or (before is not None and self._part(before) in _OF_MODULES)
+            )
+            self._are_entries[id(step.parent)] = known
+        return known

@@ -1,12 +1,12 @@
 """Advice on how to free a retained tensor, chosen by what references it.
 
 The rules look at the objects on the path to the tensor, not at their names: an attribute that the
-user has called ``grad`` or ``my_hooks`` is no gradient and no hook.
+user has called ``grad`` or ``my_hooks`` is no gradient and no hook. A stored exception has advice
+only for its keeper: the user's own code, a package, or a plugin of pytest.
 """
 
 import functools
 import logging
-import math
 import sys
 import types
 from collections import deque
@@ -15,17 +15,22 @@ from itertools import takewhile
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.libraries import OWN_FOLDERS, is_of_package
-from pytest_cka_memory.holders import expressions, owners, references
-from pytest_cka_memory.holders.growing import ReferencePath, container_before, shared_container
+from pytest_cka_memory.holders import owners, references
+from pytest_cka_memory.holders.expressions import local_expression_of
+from pytest_cka_memory.holders.growing import container_before, shared_container
 from pytest_cka_memory.holders.tensors import (
-    dtype_and_shape_of,
+    class_module,
+    has_one_element,
     is_gradient,
     is_hooks,
     is_part_of_its_storage,
 )
-from pytest_cka_memory.holders.tree import Paths, Reference
+from pytest_cka_memory.holders.tree import Paths, Reference, ReferencePath
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.units import counted
 
@@ -34,7 +39,7 @@ _NOT_KEEPERS = frozenset(
 )
 
 
-def keeper_of(path: Sequence[Reference]) -> str | None:
+def keeper_of(path: ReferencePath) -> str | None:
     """Return who stores the exception on a path of references; None if it is the user's own code.
 
     That is a package that was installed, by a global or an object of one of its classes, or an
@@ -44,7 +49,7 @@ def keeper_of(path: Sequence[Reference]) -> str | None:
     root = path[0].root
     modules = [] if root is None else [root.prefix.rstrip(".")]
     storing = _before_exception(path)
-    modules += [str(_module_of(step.value)) for step in storing]
+    modules += [class_module(type(step.value)) for step in storing]
     for name in modules:
         package = name.partition(".")[0]
         if package not in _NOT_KEEPERS and _is_installed(package):
@@ -55,14 +60,10 @@ def keeper_of(path: Sequence[Reference]) -> str | None:
     return None
 
 
-def _before_exception(path: Sequence[Reference]) -> Sequence[Reference]:
-    """Return the steps before the first exception or traceback; all if there is none."""
+def _before_exception(path: ReferencePath) -> ReferencePath:
+    """Return the references before the first exception or traceback; all if there is none."""
     kinds = (BaseException, TracebackType)
     return list(takewhile(lambda step: not issubclass(type(step.value), kinds), path))
-
-
-def _module_of(value: Any) -> Any:
-    return type.__dict__["__module__"].__get__(type(value))
 
 
 def _is_installed(package: str) -> bool:
@@ -75,9 +76,9 @@ def _is_test_item(value: Any) -> bool:
     return pytest is not None and issubclass(type(value), pytest.Item)
 
 
-def _attribute(item: Any, path: Sequence[Reference]) -> str:
+def _attribute(item: Any, path: ReferencePath) -> str:
     """Return the attribute of `item` with which the rest of the path begins."""
-    values = {id(found.value) for found in path[:2]}  # the first may be its __dict__
+    values = {id(step.value) for step in path[:2]}  # the first may be its __dict__
     names = [name for name, value in vars(item).items() if id(value) in values]
     return f"the attribute {names[0]}" if names else "an attribute"
 
@@ -183,12 +184,15 @@ def hint_for(
     paths: Paths | None,
     batches: int | None = None,
 ) -> str | None:
-    """Return the advice for storages that were made and are held in one way; None if there is none.
+    """Return the advice for storages of one group, which one line made and which are held alike.
 
     Args:
         allocation: the largest of the storages.
         paths: those to the holders of the storages; None if the search found none.
         batches: in how many batches they were allocated; None if the region has no batches.
+
+    Returns:
+        One sentence, without a full stop; None if no rule fits.
     """
     if paths is None:
         return owners.without_object(allocation)
@@ -207,14 +211,12 @@ def hint_for(
 
 def _first(rules: Sequence[Rule], path: ReferencePath) -> str | None:
     """Return the advice of the first rule that fits."""
-    found = (rule(path) for rule in rules)
-    return next((advice for advice in found if advice is not None), None)
+    advices = (rule(path) for rule in rules)
+    return next((advice for advice in advices if advice is not None), None)
 
 
 def _of_several(paths: Paths, batches: int | None) -> str | None:
     """Return advice that names the container of the user's that keeps optimizers, or that grows."""
-    import torch
-
     grows = (batches or 0) > 1
     if _has(paths.first, torch.optim.Optimizer):
         keeper = container_before(paths, torch.optim.Optimizer)
@@ -235,12 +237,7 @@ def _of_several(paths: Paths, batches: int | None) -> str | None:
     named = (_GROWS if grows else _KEEPS).format(container.name, container.entries)
     if own is None:
         return named
-    return f"{named}; {_of_each(own)}"
-
-
-def _of_each(own: str) -> str:
-    """Return advice about one tensor as advice about each entry of a container."""
-    return _OF_EACH.get(own, f"each is {own}")
+    return f"{named}; {_OF_EACH.get(own, f'each is {own}')}"
 
 
 def _has(path: ReferencePath, *kinds: type) -> bool:
@@ -253,8 +250,6 @@ def _logged(path: ReferencePath) -> str | None:
 
 def _hook(path: ReferencePath) -> str | None:
     """Match the dicts in which modules and tensors, and torch itself, keep hooks."""
-    import torch
-
     first, name = path[0], path[0].text or ""
     if first.root is not None and first.root.prefix.startswith("torch."):
         return _HOOK if name.startswith("_global_") and name.endswith("_hooks") else None
@@ -269,8 +264,6 @@ def _hook(path: ReferencePath) -> str | None:
 @functools.cache
 def _names_of_hooks() -> frozenset[str]:
     """Return the names of the attributes in which a module keeps its hooks."""
-    import torch
-
     return frozenset(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
 
 
@@ -301,7 +294,7 @@ def _is_own_generator(value: object) -> bool:
 
 
 def _compiled(path: ReferencePath) -> str | None:
-    """Match code that ``torch.compile`` made, which it stores among the globals of the user's."""
+    """Match code that ``torch.compile`` made and stores among the globals of the user's module."""
     is_global = (path[0].text or "").startswith("__compiled_fn_")
     return owners.compiled() if is_global or owners.is_compiled(path) else None
 
@@ -315,29 +308,25 @@ def _optimized(path: ReferencePath) -> str | None:
 
 
 _RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _packed, _hook, _exception, _suspended)
-"""The rules for the rarest holders."""
+"""The rules for the rarest holders, which come first: what they match is also in containers, or is
+a tensor of which a more common rule would say less."""
 
 
 def _gradient(path: ReferencePath) -> str | None:
-    import torch
 
     number = next((n for n, it in enumerate(path) if is_gradient(it.value, it.parent)), None)
     if number is not None:
         if issubclass(type(path[number].parent), torch.nn.Parameter):
             return _GRADIENT
-        # What is kept is the graph that the tensor is an input of.
+        # Not the gradient is kept, but the graph that has the tensor as an input.
         if number == 0 or any(map(_is_node, path[:number])):
             return _of_tensor(path)
-        root = path[0].root
-        name = expressions.expression_of(path[:number])
-        return _GRADIENT_OF.format(name.removesuffix("" if root is None else root.suffix))
+        return _GRADIENT_OF.format(local_expression_of(path[:number]))
     return _OPTIMIZER if _is_state(path) else None
 
 
 def _is_state(path: ReferencePath) -> bool:
     """Whether a path leads through the state of an optimizer, and not to its parameters."""
-    import torch
-
     values = [step.value for step in path]
     optimizers = [it for it in values if issubclass(type(it), torch.optim.Optimizer)]
     states = {id(vars(it).get("state")) for it in optimizers}
@@ -350,9 +339,7 @@ def _plain_local(path: ReferencePath) -> str | None:
 
 
 def _local_tensor(path: ReferencePath) -> str | None:
-    """Match such a tensor, and what only its autograd graph holds."""
-    import torch
-
+    """Match a local tensor, or a tensor that only the autograd graph of a local tensor holds."""
     inside = all(issubclass(type(step.value), torch.Tensor) or _is_node(step) for step in path)
     name, function = _local(path)
     if not function or not inside or not issubclass(type(path[0].value), torch.Tensor):
@@ -361,7 +348,7 @@ def _local_tensor(path: ReferencePath) -> str | None:
 
 
 def _local_object(path: ReferencePath) -> str | None:
-    """Match what an object holds that is a local variable, such as a list or a module."""
+    """Match a tensor in a local variable that is a list, a module or another object."""
     name, function = _local(path)
     if not function or len(path) == 1:
         return None
@@ -385,16 +372,11 @@ def _is_node(step: Reference) -> bool:
 
 def _of_tensor(path: ReferencePath) -> str | None:
     """Return advice that follows from the holder, if that is a tensor, or from its graph."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-
     nodes = [number for number, step in enumerate(path) if _is_node(step)]
     holder = path[nodes[0] - 1 if nodes else -1].value
     if not issubclass(type(holder), torch.Tensor):
         return _GRAPH if nodes else None
-    _, shape = dtype_and_shape_of(holder)
-    is_number = shape is not None and math.prod(shape) == 1
+    is_number = has_one_element(holder)
     with torch_private.no_subclass_function():
         is_attached = grad_fn_of(holder) is not None
     is_part = not nodes and is_part_of_its_storage(holder)
@@ -411,7 +393,5 @@ def _of_tensor(path: ReferencePath) -> str | None:
 
 def _is_in_container(path: ReferencePath) -> bool:
     """Whether the holder is an entry of a container, but not a parameter or buffer of a module."""
-    import torch
-
     near = path[-4:-1]
     return issubclass(type(path[-1].parent), _CONTAINERS) and not _has(near, torch.nn.Module)

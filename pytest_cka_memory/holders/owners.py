@@ -1,4 +1,4 @@
-"""Who may own what no name in a program leads to, in words, and what frees it.
+"""Name the likely owner of an object that no Python name reaches, and how to free it.
 
 An owner is recognized by the first object that C or C++ code holds, or, if there is no such object,
 by what allocated the memory and by which libraries are in use.
@@ -12,13 +12,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders import chains, growing, references, tensors
 from pytest_cka_memory.holders.expressions import without_places
 from pytest_cka_memory.holders.tensors import class_name
-from pytest_cka_memory.holders.tree import Reference
+from pytest_cka_memory.holders.tree import ReferencePath
 from pytest_cka_memory.holders.unreached import Unreached
+from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.autograd_nodes import is_node, mro
+from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
 _FIND_OUT = (
     "to find out which, put cka_memory.measure() around a half of the block, then around a half of "
@@ -97,7 +101,7 @@ _BY_CALL = {
 
 
 class Owner(NamedTuple):
-    """What holds memory that no name leads to."""
+    """What holds a storage that no name leads to."""
 
     text: str | None
     """What is known about it; None if no object was found."""
@@ -106,30 +110,38 @@ class Owner(NamedTuple):
     """Equal for what has the same owner."""
 
 
-def owner_of(found: Unreached, allocation: Allocation) -> Owner:
-    """Return the owner of what an object holds that no name leads to."""
-    path = chains.path_text(found.path)
-    if found.loop:
-        loop = f"the loop {chains.loop_text(found.loop)}"
-        rest = f"; from there {path}" if len(found.path) > 1 else ""
-        return Owner(f"{loop}{rest}", chains.loop_advice(found.loop), without_places(loop))
+def owner_of(unreached: Unreached, allocation: Allocation) -> Owner:
+    """Return the owner of a storage whose holder no name leads to.
+
+    Args:
+        unreached: how the holder is kept alive.
+        allocation: the storage.
+    """
+    path = chains.path_text(unreached.path)
+    if unreached.loop:
+        loop = f"the loop {chains.loop_text(unreached.loop)}"
+        rest = f"; from there {path}" if len(unreached.path) > 1 else ""
+        return Owner(f"{loop}{rest}", chains.loop_advice(unreached.loop), without_places(loop))
     if is_cast_by_autocast(allocation):
         return Owner(None, _AUTOCAST, "")
     for words, advice, fits in _KINDS:
-        if fits(found.path):
+        if fits(unreached.path):
             return Owner(f"{words}: {path}", advice or compiled(), words)
     # The tensors of earlier batches are farther away in one graph, which is one owner.
-    head = growing.head_in_c_code(found.path)
+    head = growing.head_in_c_code(unreached.path)
     pattern = without_places(path) if head is None else f"graph {id(head)}"
     return Owner(
         f"C or C++ code, which references {path}",
-        _possible(allocation, found.path[0].value),
+        _possible(allocation, unreached.path[0].value),
         pattern,
     )
 
 
 def without_object(allocation: Allocation) -> str:
-    """Return what may hold a storage that no Python object has, and how to find out."""
+    """Return what may hold a storage that no Python object has, and how to find out.
+
+    The most certain comes first: each following guess needs less to be known.
+    """
     if allocation.pool is not None:
         return _POOL.format(allocation.pool)
     if is_cast_by_autocast(allocation):
@@ -144,7 +156,7 @@ def without_object(allocation: Allocation) -> str:
 
 
 def maker_of(allocation: Allocation) -> str | None:
-    """Return who holds a storage that a function of torch keeps for itself; None for others."""
+    """Return who holds a storage that a function of torch keeps for itself; None if none does."""
     code = (None if allocation.site is None else allocation.site.code) or ""
     return next((text for call, text in _BY_CALL.items() if call in code), None)
 
@@ -161,11 +173,9 @@ def is_in_buckets(allocation: Allocation) -> bool:
 
 def _bucket_sizes(model: Any) -> Sequence[int]:
     """Return the bytes of each bucket, as the allocator rounds them."""
-    from pytest_cka_memory.meters.torch_keepers import bucket_sizes
-
     return [
         rounded
-        for size in bucket_sizes(model)
+        for size in torch_keepers.bucket_sizes(model)
         for rounded in (size, -(-size // _ROUNDED) * _ROUNDED)
     ]
 
@@ -175,16 +185,12 @@ _ROUNDED = 512
 
 
 def _is_distributed() -> bool:
-    import torch
 
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def unowned() -> str:
     """Return what may hold bytes that belong to no tensor that Python knows."""
-    from pytest_cka_memory.meters import torch_keepers
-    from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
-
     kinds = [_UNOWNED]
     if torch_keepers.uses_cuda():
         if KEEPS_WORKSPACES:
@@ -201,57 +207,55 @@ def is_cast_by_autocast(allocation: Allocation) -> bool:
 
 def autocast_is_caching() -> bool:
     """Whether this thread is in a block of autocast, at whose end torch empties its cache."""
-    import torch
-
+    # torch has no function that only reads how many blocks of autocast are open.
     torch.autocast_increment_nesting()
     blocks: int = torch.autocast_decrement_nesting()
     return blocks > 0 and torch.is_autocast_cache_enabled()
 
 
 def compiled() -> str:
-    """Return how to free what code holds that ``torch.compile`` made."""
-    from pytest_cka_memory.meters.torch_keepers import RESET_COMPILER
-
-    return _COMPILED.format(RESET_COMPILER)
+    """Return how to free the storages that code made by ``torch.compile`` holds."""
+    return _COMPILED.format(torch_keepers.RESET_COMPILER)
 
 
-def is_compiled(path: Sequence[Reference]) -> bool:
+def is_compiled(path: ReferencePath) -> bool:
     """Whether a path leads through an object of ``torch.compile``."""
-    from pytest_cka_memory.meters.torch_keepers import COMPILER_PACKAGES
+    return any(
+        tensors.module_name_of(step.value).startswith(torch_keepers.COMPILER_PACKAGES)
+        for step in path
+    )
 
-    return any(tensors.module_name_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
 
-
-def _checkpoint(path: Sequence[Reference]) -> bool:
+def _checkpoint(path: ReferencePath) -> bool:
     return any(tensors.module_name_of(step.value) == chains.CHECKPOINT_MODULE for step in path)
 
 
-def _mode(path: Sequence[Reference]) -> bool:
+def _mode(path: ReferencePath) -> bool:
     names = {class_name(kind) for kind in mro(type(path[0].value))}
     return bool(names & {"TorchFunctionMode", "TorchDispatchMode"})
 
 
-def _hooks_of_node(path: Sequence[Reference]) -> bool:
+def _hooks_of_node(path: ReferencePath) -> bool:
     first = path[0].value
     if type(first) is not OrderedDict or len(path) < 2:
         return False
     return all(type(key) is int for key in OrderedDict.keys(first))
 
 
-def _metadata(path: Sequence[Reference]) -> bool:
+def _metadata(path: ReferencePath) -> bool:
     return type(path[0].value) is dict and len(path) > 1
 
 
-def _callback(path: Sequence[Reference]) -> bool:
+def _callback(path: ReferencePath) -> bool:
     kinds = (types.FunctionType, types.MethodType, functools.partial)
     return issubclass(type(path[0].value), kinds)
 
 
-def _node(path: Sequence[Reference]) -> bool:
+def _node(path: ReferencePath) -> bool:
     return is_node(type(path[0].value))
 
 
-_KINDS: Sequence[tuple[str, str, Callable[[Sequence[Reference]], bool]]] = (
+_KINDS: Sequence[tuple[str, str, Callable[[ReferencePath], bool]]] = (
     ("code that torch.compile made", "", is_compiled),
     ("a mode that is active", _MODE, _mode),
     ("torch.utils.checkpoint", chains.CHECKPOINT_ADVICE, _checkpoint),
@@ -270,10 +274,6 @@ def _possible(allocation: Allocation, holder: Any = None) -> str:
         allocation: what is held.
         holder: the object that C or C++ code references, if one was found.
     """
-    import torch
-
-    from pytest_cka_memory.meters import torch_keepers, torch_private
-
     operator = None if allocation.site is None else allocation.site.operator
     kinds = [_PERHAPS_AUTOCAST] if operator is None and autocast_is_caching() else []
     kinds.append("an autograd graph of which no Python object has the result")

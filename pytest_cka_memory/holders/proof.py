@@ -1,7 +1,8 @@
 """Prove by reference counts that a named reference is the only one that keeps a storage alive.
 
-Nothing is deleted for it: a storage is freed with its last tensor, and a tensor with the last
-reference to it. If all of them are counted and there is one, deleting that one frees the storage.
+Nothing is deleted for the proof: a storage is freed with its last tensor, and a tensor with the
+last reference to it. If all of these are counted and there is only one, then deleting that one
+frees the storage.
 """
 
 import sys
@@ -11,10 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
-from pytest_cka_memory.holders.tree import Reference, ReferenceTree, Root
+import torch
 
-Path = Sequence[Reference]
+from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
+from pytest_cka_memory.holders.tree import Reference, ReferencePath, ReferenceTree, Root
+from pytest_cka_memory.meters.objects import storages_of
+
 Roots = Callable[[], tuple[list[Root], list[Root]]]
 """Returns the names of users, and those of installed code."""
 
@@ -31,13 +34,15 @@ _FIXED_KINDS = (
 )
 """Types whose objects reference others, but not in a way that a user deletes."""
 _MOST_SEARCHES = 3
+"""Searches for other references in all, because each takes as long as the first."""
 
 
 class Proofs:
     """Which storages one named reference keeps alive, and what else does.
 
     Args:
-        trees: all references that were found, and nothing else references the objects meanwhile.
+        trees: all references that were found. Nothing else may reference the objects while this is
+            in use, because references are counted.
     """
 
     def __init__(self, *trees: ReferenceTree) -> None:
@@ -71,7 +76,7 @@ class Proofs:
                 return True
         return False
 
-    def other_paths(self, path: Path, roots: Roots) -> list[Path]:
+    def other_paths(self, path: ReferencePath, roots: Roots) -> list[ReferencePath]:
         """Return the other paths to the object at the end of `path`, from roots.
 
         Each takes a search, so that only few are made in all. They find also what the collector
@@ -85,9 +90,9 @@ class Proofs:
         if missing <= 0 or _is_of_cpp(path):
             return []
         value = path[-1].value
-        known: list[Path] = [path]
-        found: list[Path] = []
-        while missing > len(found) and self._searches_left > 0:
+        known: list[ReferencePath] = [path]
+        others: list[ReferencePath] = []
+        while missing > len(others) and self._searches_left > 0:
             self._searches_left -= 1
             avoided = [step.parent for each in known if (step := each[-1]).parent is not None]
             early, late = (_without(known, value, group) for group in roots())
@@ -95,8 +100,8 @@ class Proofs:
             if id(value) not in other:
                 break
             known.append(other.path(id(value)))
-            found.append(known[-1])
-        return found
+            others.append(known[-1])
+        return others
 
     def _others(self, step: Reference, *, is_last: bool) -> int:
         """Return how many references an object has besides that of a path: 0 if it is the only."""
@@ -110,9 +115,6 @@ def _only_tensor_function() -> Callable[[Any], bool]:
 
     It is called for every tensor, so what it needs is looked up once.
     """
-    import torch
-
-    from pytest_cka_memory.meters.objects import storages_of
     from pytest_cka_memory.meters.torch_private import storage_key, storage_use_count, use_count
 
     def is_only_tensor(value: Any) -> bool:
@@ -134,26 +136,26 @@ def _is_changeable(parent: Any) -> bool:
     return not issubclass(type(parent), _FIXED) and type(parent) not in _FIXED_KINDS
 
 
-def _is_of_cpp(path: Path) -> bool:
+def _is_of_cpp(path: ReferencePath) -> bool:
     return path[-1].root is None and path[-1].text is not None
 
 
-def _without(known: Sequence[Path], value: Any, roots: Iterable[Root]) -> list[Root]:
+def _without(known: Sequence[ReferencePath], value: Any, roots: Iterable[Root]) -> list[Root]:
     """Return roots without the names by which paths that are known lead to an object."""
     named = {
         (step.root.prefix, step.root.suffix, step.text)
         for step, *rest in known
         if step.root is not None and not rest
     }
-    found = []
+    remaining = []
     for root in roots:
         names = {
             name: it
             for name, it in root.names.items()
             if it is not value or (root.prefix, root.suffix, name) not in named
         }
-        found.append(root if len(names) == len(root.names) else replace(root, names=names))
-    return found
+        remaining.append(root if len(names) == len(root.names) else replace(root, names=names))
+    return remaining
 
 
 def _rules_for(wanted: Any) -> RulesForType:

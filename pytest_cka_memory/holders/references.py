@@ -13,18 +13,25 @@ import sys
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
+from pytest_cka_memory.holders.tensors import class_module
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node, mro
+from pytest_cka_memory.meters.objects import (
+    PLAIN_TENSORS,
+    gradient_of,
+    storages_of,
+    with_subclasses,
+)
 
-if TYPE_CHECKING:
-    import torch
-
-
-_MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+_EVERY_ADDRESS = 2**46
+"""A storage of so many bytes owns no memory: the emulated device has one that covers all addresses,
+in which no block may be looked for."""
 PACKED_ADVICE = (
     "a quantized module keeps its weight and bias packed in C++, in its attribute _packed_params: "
     "delete the module, and each container or hook that references it"
@@ -33,137 +40,14 @@ PACKED_OWNER = (
     "the packed parameters of a quantized module (its attribute _packed_params; they are freed "
     "with the module)"
 )
-
-
-def _unpacked_parameters(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors that packed parameters keep as they are.
-
-    Unpacking copies the others, and such a copy is dropped here.
-    """
-    for index, tensor in enumerate(torch_keepers.packed_tensors(value)):
-        if tensor is not None and torch_private.use_count(tensor) > 1:
-            yield f".unpack()[{index}]", tensor
-
-
-def leads_through_packed(path: Sequence[Reference]) -> bool:
-    """Whether a path leads through packed parameters."""
-    return any((step.text or "").startswith(".unpack()") for step in path)
-
-
-@functools.cache
-def has_packed_parameters() -> bool:
-    """Whether a quantized module exists; it is asked for each storage, and looks at all objects.
-
-    What is known is forgotten with ``are_live.cache_clear()`` at the end of a search.
-    """
-    names = map(_module_of, set(map(type, gc.get_objects())))
-    return any(type(name) is str and name.startswith(_MODULES) for name in names)
-
-
-def _module_of(kind: type) -> Any:
-    return type.__dict__["__module__"].__get__(kind)
-
-
+_MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
 SCRIPT_CONSTANT = ".get_debug_state() -> a constant of an optimized graph"
 """How to write the reference to such a constant: the graph has no short expression."""
-
-
-def _script_constants(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors in the graphs that `function`, or a module's method, has been run with.
-
-    Args:
-        function: a function or module of TorchScript.
-    """
-    try:
-        plans = list(function.get_debug_state().execution_plans.values())
-    except (RuntimeError, AttributeError):  # it has no graph, or was never called
-        return
-    for plan in plans:
-        for node in _nodes(plan.graph):
-            if node.kind() == "prim::Constant" and _kind_of(node, "value") == "t":
-                yield SCRIPT_CONSTANT, node.t("value")
-
-
-def _nodes(block: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph or block, and of the graphs and blocks in them."""
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _nodes(inner)
-        if _kind_of(node, "Subgraph") == "g":
-            yield from _nodes(node.g("Subgraph"))
-
-
-def _kind_of(node: Any, attribute: str) -> str:
-    return str(node.kindOf(attribute)) if node.hasAttribute(attribute) else ""
-
-
 _DATA_AT = {b"dltensor": 0, b"dltensor_versioned": 32}
 """Name of a DLPack capsule -> where the address of the data is in what it points to.
 
 Source: ``dlpack.h`` 1.0, ``DLManagedTensor`` and ``DLManagedTensorVersioned`` with 8-byte pointers.
 """
-
-
-def _cpp_rules() -> RulesForType:
-    """Return the rules for the types of such objects; None for others."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.objects import with_subclasses
-
-    futures = with_subclasses(torch.futures.Future)
-    script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
-
-    def rules_for(kind: type) -> TypeRules | None:
-        if kind in futures:
-            return TypeRules(extra_references=_result_of_future)
-        if kind in script:
-            return TypeRules(extra_references=_references_of_script)
-        if kind is torch.ScriptObject:
-            return TypeRules(extra_references=_unpacked_parameters)
-        if type(kind) is type and kind.__name__ == "PyCapsule":
-            return TypeRules(_keys_of_capsule)
-        return None
-
-    return rules_for
-
-
-def _references_of_script(value: Any) -> Iterator[tuple[str, Any]]:
-    from pytest_cka_memory.meters import torch_keepers
-
-    yield from torch_keepers.script_references(value)
-    yield from _script_constants(value)
-
-
-def _result_of_future(future: Any) -> Iterator[tuple[str, Any]]:
-    if future.done():
-        try:
-            yield ".value()", future.value()
-        except Exception:  # it has an error instead of a value, which may be any exception
-            return
-
-
-def _keys_of_capsule(capsule: Any) -> Collection[int]:
-    """Return the address of the tensor in a capsule of DLPack that nobody has used yet."""
-    name = _name_of_capsule(capsule)
-    if name not in _DATA_AT:
-        return ()
-    managed = _pointer_in_capsule(capsule, name)
-    address = ctypes.c_void_p.from_address(managed + _DATA_AT[name]).value if managed else None
-    return () if address is None else (address,)
-
-
-_name_of_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
-    ("PyCapsule_GetName", ctypes.pythonapi)
-)
-_pointer_in_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
-_EVERY_ADDRESS = 2**46
-"""A storage of so many bytes is no memory: on the emulated device, one covers all addresses."""
 
 
 def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
@@ -176,11 +60,11 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
 
     Args:
         blocks: the addresses of blocks of memory, and how many bytes each has.
+
+    Returns:
+        A function from a type to its rules; it returns None for a type of which the garbage
+        collector sees all references.
     """
-    import torch
-
-    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, with_subclasses
-
     keys_of_tensor, keys_of_storage = _key_functions(blocks or {})
     references_of_plain = _plain_references()
     tensor_types = with_subclasses(torch.Tensor)
@@ -215,9 +99,6 @@ def _key_functions(
 
     A search calls them for every tensor it meets, so what they need is looked up once.
     """
-    import torch
-
-    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, storages_of
     from pytest_cka_memory.meters.torch_private import is_lazy_clone, storage_key
 
     meta = torch.device("meta")
@@ -263,7 +144,7 @@ def _key_functions(
     return of_tensor, of_storage
 
 
-def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]:
+def _plain_references() -> Callable[[torch.Tensor], Iterable[tuple[str, Any]]]:
     """Return a function that does what :func:`_references_of_tensor` does, in a fifth of the time.
 
     Only for types of torch that override nothing. A search asks every live tensor, and most are no
@@ -274,7 +155,7 @@ def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]
 
     hooks, later_hooks = (*TENSOR_HOOKS, "grad", "grad")[:2]  # a version of torch may lack them
 
-    def references(tensor: "torch.Tensor") -> Iterable[tuple[str, Any]]:
+    def references(tensor: torch.Tensor) -> Iterable[tuple[str, Any]]:
         try:
             has_none = (
                 base_of(tensor) is None
@@ -290,9 +171,7 @@ def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]
     return references
 
 
-def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.objects import gradient_of
+def _references_of_tensor(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
 
     with torch_private.no_subclass_function():
         if (node := grad_fn_of(tensor)) is not None:
@@ -308,9 +187,7 @@ def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
 
 def _node_rules(kind: type) -> TypeRules:
     """Return the rules for one type of autograd node: its inputs' nodes and saved tensors."""
-    from pytest_cka_memory.meters.torch_private import raw_saved
-
-    saved = raw_saved(kind)
+    saved = torch_private.raw_saved(kind)
     is_leaf = "variable" in dir(kind)
 
     def references(node: Any) -> Iterator[tuple[str, Any]]:
@@ -327,9 +204,7 @@ def _node_rules(kind: type) -> TypeRules:
 
 def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield what is saved under `name`, not unpacked: unpacking would run the user's hooks."""
-    from pytest_cka_memory.meters.torch_private import unpacked_name
-
-    plain = unpacked_name(name)
+    plain = torch_private.unpacked_name(name)
     try:
         raw = getattr(node, name)
         several = isinstance(raw, tuple)
@@ -349,8 +224,8 @@ def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _unpacked(node: Any, name: str, index: int | None) -> Any:
     """Return what is saved under `name`, unpacked by the user's hook if any, for torch 2.9."""
     try:
-        found = getattr(node, name)
-        return found if index is None else found[index]
+        tensors = getattr(node, name)
+        return tensors if index is None else tensors[index]
     except Exception:  # a user's hook that raises
         return None
 
@@ -359,6 +234,7 @@ def _references_of_array(array: Any, kind: Any) -> Iterator[tuple[str, Any]]:
     base = kind.base.__get__(array)
     if base is not None:
         yield ".base", base
+    # An element of an array with fields is a new record, and not one of the objects in it.
     if kind.dtype.__get__(array).hasobject and not kind.dtype.__get__(array).names:
         for index, value in enumerate(kind.flat.__get__(array)):
             yield f".flat[{index}]", value
@@ -374,3 +250,113 @@ def _references_of_thread_local(local: threading.local) -> Iterator[tuple[str, A
     for threads in gc.get_referents(local):
         if type(threads) is dict:
             yield from ((".__dict__", names) for names in threads.values() if type(names) is dict)
+
+
+def _cpp_rules() -> RulesForType:
+    """Return the rules for objects of C++ that contain tensors; None for other types."""
+    futures = with_subclasses(torch.futures.Future)
+    script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
+
+    def rules_for(kind: type) -> TypeRules | None:
+        if kind in futures:
+            return TypeRules(extra_references=_result_of_future)
+        if kind in script:
+            return TypeRules(extra_references=_references_of_script)
+        if kind is torch.ScriptObject:
+            return TypeRules(extra_references=_unpacked_parameters)
+        if type(kind) is type and kind.__name__ == "PyCapsule":
+            return TypeRules(_keys_of_capsule)
+        return None
+
+    return rules_for
+
+
+def _result_of_future(future: Any) -> Iterator[tuple[str, Any]]:
+    if future.done():
+        try:
+            yield ".value()", future.value()
+        except Exception:  # it has an error instead of a value, which may be any exception
+            return
+
+
+def _keys_of_capsule(capsule: Any) -> Collection[int]:
+    """Return the address of the tensor in a capsule of DLPack that nobody has used yet."""
+    name = _name_of_capsule(capsule)
+    if name not in _DATA_AT:
+        return ()
+    managed = _pointer_in_capsule(capsule, name)
+    address = ctypes.c_void_p.from_address(managed + _DATA_AT[name]).value if managed else None
+    return () if address is None else (address,)
+
+
+_name_of_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_pointer_in_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _unpacked_parameters(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that the packed parameters of a quantized module keep as they are.
+
+    Its ``unpack()`` returns the weight and the bias. What a library keeps in a layout of its own is
+    copied by that: such a copy, which nothing else uses, is left out.
+    """
+    for index, tensor in enumerate(torch_keepers.packed_tensors(value)):
+        if tensor is not None and torch_private.use_count(tensor) > 1:
+            yield f".unpack()[{index}]", tensor
+
+
+def leads_through_packed(path: Sequence[Reference]) -> bool:
+    """Whether a path leads through packed parameters."""
+    return any((step.text or "").startswith(".unpack()") for step in path)
+
+
+@functools.cache
+def has_packed_parameters() -> bool:
+    """Whether a quantized module exists, whose packed parameters are in C++.
+
+    Cached, because it looks at all objects and is asked for each storage. The end of a search
+    empties the cache: ``has_packed_parameters.cache_clear()``.
+    """
+    kinds = set(map(type, gc.get_objects()))
+    return any(class_module(kind).startswith(_MODULES) for kind in kinds)
+
+
+def _references_of_script(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from torch_keepers.script_references(value)
+    yield from _script_constants(value)
+
+
+def _script_constants(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the constants in the code that ``torch.jit`` has optimized; only C++ references them.
+
+    After a few calls TorchScript computes what does not depend on the inputs, and keeps it in a
+    graph of its own beside the one that users read as ``function.graph``.
+
+    Args:
+        function: a function or module of TorchScript.
+    """
+    try:
+        plans = list(function.get_debug_state().execution_plans.values())
+    except (RuntimeError, AttributeError):  # it has no graph, or was never called
+        return
+    for plan in plans:
+        for node in _nodes(plan.graph):
+            if node.kind() == "prim::Constant" and _kind_of(node, "value") == "t":
+                yield SCRIPT_CONSTANT, node.t("value")
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph or block, and of the graphs and blocks in them."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+        if _kind_of(node, "Subgraph") == "g":
+            yield from _nodes(node.g("Subgraph"))
+
+
+def _kind_of(node: Any, attribute: str) -> str:
+    return str(node.kindOf(attribute)) if node.hasAttribute(attribute) else ""

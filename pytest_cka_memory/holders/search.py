@@ -3,6 +3,9 @@
 The search goes forward because one pass finds all objects that are looked for; a backward search
 costs about as much for each of them. Objects are distinguished by their type only, because reading
 an attribute of an unknown object may run code, print a warning or raise.
+
+The walk over the objects is in C if the compiled library is here, which takes a fraction of the
+time, else in Python.
 """
 
 import gc
@@ -43,8 +46,8 @@ class ByType(dict[type, Value]):
         self._compute = compute
 
     def __missing__(self, kind: type) -> Value:
-        found = self[kind] = self._compute(kind)
-        return found
+        value = self[kind] = self._compute(kind)
+        return value
 
 
 LEAVES = frozenset(
@@ -54,7 +57,7 @@ LEAVES = frozenset(
 )
 """Types whose objects reference nothing of interest."""
 _AT_ONCE = 10_000
-"""Objects that are looked at together: few enough for the caches of a processor."""
+"""Objects that are visited together: few enough for the caches of a processor."""
 
 
 class Walk(Protocol):
@@ -110,8 +113,8 @@ class Walk(Protocol):
 
 def new_walk() -> Walk:
     """Return a walk that has met nothing."""
-    found = None if os.environ.get(SWITCH) == "0" else CompiledWalk.begin([*LEAVES])
-    return PythonWalk() if found is None else found
+    compiled = None if os.environ.get(SWITCH) == "0" else CompiledWalk.begin([*LEAVES])
+    return PythonWalk() if compiled is None else compiled
 
 
 class PythonWalk:
@@ -151,13 +154,13 @@ class PythonWalk:
     def parents(self, first: int, end: int, wanted: list[Any]) -> Iterable[tuple[Any, Any]]:
         """Return each object of `wanted` that is referenced, and the first that references it."""
         left = {id(value): value for value in wanted}
-        found: list[tuple[Any, Any]] = []
+        pairs: list[tuple[Any, Any]] = []
         for parent in self._met[first:end]:
             for ident in left.keys() & map(id, gc.get_referents(parent)):
-                found.append((left.pop(ident), parent))
+                pairs.append((left.pop(ident), parent))
             if not left:
                 break
-        return found
+        return pairs
 
     def unmet(self) -> list[Any]:
         """Return what the collector tracks and was not met, but not the walk itself."""
@@ -185,13 +188,13 @@ class PythonWalk:
         return [*compress(new.values(), map(self._is_special.__getitem__, kinds))]
 
     def _without_plain_data(self, values: list[Any]) -> list[Any]:
-        """Return `values`, without those that the collector does not track if these lead nowhere.
+        """Drop values that the collector does not track, if nothing that they reference matters.
 
-        It does not track dicts and tuples of numbers and strings, of which there may be very many.
-        To look into those of one part together takes less time than to remember each.
+        Such are dicts and tuples of numbers and strings, of which there may be very many. To look
+        into all of one part together takes less time than to remember each.
         """
         untracked = [*filterfalse(gc.is_tracked, values)]
-        if 2 * len(untracked) < len(values):
+        if 2 * len(untracked) < len(values):  # to drop so few would not pay for the look
             return values
         kinds = set(map(type, untracked))
         children = set(map(type, gc.get_referents(*untracked)))
@@ -201,6 +204,8 @@ class PythonWalk:
 
 
 _LATE_ROOTS_DEPTH = 3
+"""How many references a path from a name of the user's may be longer than one from a name of
+installed code, and is still preferred."""
 _OBJECTS_AT_ONCE = 10_000
 """Objects after which types without rules are called plain."""
 
@@ -220,7 +225,7 @@ RulesForType = Callable[[type], TypeRules | None]
 
 
 class SearchResult(NamedTuple):
-    """What a search has found."""
+    """The paths that a search has found, and the objects that it has met."""
 
     tree: ReferenceTree
     """The references from a root to each object that has a key which was found."""
@@ -234,7 +239,7 @@ def search(
     roots: Collection[Root],
     late_roots: Collection[Root],
     avoided: Iterable[Any] = (),
-    step: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> SearchResult:
     """Find a short path to each wanted key.
 
@@ -245,11 +250,14 @@ def search(
             path leads through an import.
         late_roots: names that users rarely type; they are entered a few levels later.
         avoided: objects through which no path leads.
-        step: called after every 10,000 objects.
+        on_progress: called after every 10,000 objects.
+
+    Returns:
+        The paths to the keys that objects have, and all objects that were met.
     """
     imported = list(modules().values())
     excluded = [*avoided, *imported, *map(globals_of, imported)]
-    levels = _Levels(rules_for, wanted, excluded, step)
+    levels = _Levels(rules_for, wanted, excluded, on_progress)
     levels.enter_roots(roots)
     depth = 0
     while not levels.has_all and (levels.has_more or depth < _LATE_ROOTS_DEPTH):
@@ -272,9 +280,9 @@ class _Levels:
         rules_for: RulesForType,
         wanted: Collection[int],
         excluded: Iterable[Any],
-        step: Callable[[], None],
+        on_progress: Callable[[], None],
     ) -> None:
-        self._step = step
+        self._on_progress = on_progress
         self._wanted = wanted if isinstance(wanted, (Set, Mapping)) else frozenset(wanted)
         self.walk = new_walk()
         """Begins with the excluded objects."""
@@ -291,13 +299,15 @@ class _Levels:
         """By the id of the object; only the extra ones, which gc does not see."""
         self._pending: list[Reference] = []
         """Extra references from the last level."""
-        self._found: dict[int, Any] = {}
-        self._found_at: defaultdict[int, list[Any]] = defaultdict(list)
+        self._holders: dict[int, Any] = {}
+        """By key, the object that has it."""
+        self._holders_at: defaultdict[int, list[Any]] = defaultdict(list)
+        """By distance, the objects there that have a key."""
 
     @property
     def has_all(self) -> bool:
         """Whether all wanted keys were found."""
-        return len(self._found) == len(self._wanted)
+        return len(self._holders) == len(self._wanted)
 
     @property
     def has_more(self) -> bool:
@@ -320,7 +330,7 @@ class _Levels:
         self._enter([reference.value for reference in new])
         for start in range(first, end, _OBJECTS_AT_ONCE):
             self._apply_rules(self.walk.follow(start, min(start + _OBJECTS_AT_ONCE, end)))
-            self._step()
+            self._on_progress()
 
     def _enter(self, values: list[Any]) -> None:
         for start in range(0, len(values), _OBJECTS_AT_ONCE):
@@ -328,26 +338,31 @@ class _Levels:
 
     def _apply_rules(self, values: Iterable[Any]) -> None:
         """Look for keys in new objects of the last level, and for references gc does not see."""
-        wanted, found, rules_of = self._wanted, self._found, self._rules
+        # Local names, because this runs for each object of a type with rules.
+        wanted, holders, rules_of = self._wanted, self._holders, self._rules
         for value in values:
             rules = rules_of[type(value)]
             if rules is None:
                 self.walk.add_plain(type(value))
                 continue
             for key in rules.keys(value):
-                if key in wanted and key not in found:
-                    found[key] = value
-                    self._found_at[len(self._starts) - 1].append(value)
+                if key in wanted and key not in holders:
+                    holders[key] = value
+                    self._holders_at[len(self._starts) - 1].append(value)
             for text, child in rules.extra_references(value):
                 self._pending.append(Reference(child, value, None, text))
 
     def tree(self) -> ReferenceTree:
-        """Return the references that lead to everything found so far."""
+        """Return the references that lead to all holders found so far.
+
+        The levels are gone through backwards, from the farthest holder to the roots, with only the
+        objects that are on a path.
+        """
         references, self._references = self._references, {}
         parents: dict[int, Any] = {}
         is_complete = True
         for distance in reversed(range(len(self._starts))):
-            needed = [*self._found_at.pop(distance, ()), *parents.values()]
+            needed = [*self._holders_at.pop(distance, ()), *parents.values()]
             left = [value for value in needed if id(value) not in references]
             if distance in self._entered:
                 references.update(self._references_from_roots(distance, left))
@@ -364,7 +379,7 @@ class _Levels:
                     is_complete = False
                 elif reference.parent is not None:
                     parents[id(reference.parent)] = reference.parent
-        holders = self._found if is_complete else without_broken(references, self._found)
+        holders = self._holders if is_complete else without_broken(references, self._holders)
         return ReferenceTree(references, holders)
 
     def _references_from_roots(self, distance: int, wanted: Iterable[Any]) -> dict[int, Reference]:
@@ -375,9 +390,9 @@ class _Levels:
         roots, first = self._entered[distance]
         end = [*self._starts, len(self.walk)][distance + 1]
         unknown = {*map(id, wanted)} & {*map(id, self.walk[first:end])}
-        found: dict[int, Reference] = {}
+        references: dict[int, Reference] = {}
         for root in roots if unknown else ():
             for name, value in root.names.items():
                 if id(value) in unknown:
-                    found.setdefault(id(value), Reference(value, None, root, name))
-        return found
+                    references.setdefault(id(value), Reference(value, None, root, name))
+        return references

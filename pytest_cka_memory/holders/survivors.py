@@ -1,10 +1,14 @@
-"""Group the storages that a region retained by where they were allocated and what holds them."""
+"""Group the storages that a region retained by where they were allocated and what holds them.
+
+The references that names lead to are searched first; those of C++ only for storages that are still
+missing. Each group has one description: of its largest storage.
+"""
 
 import gc
 import sys
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +28,7 @@ from pytest_cka_memory.holders import (
     references,
     tensors,
 )
-from pytest_cka_memory.holders.expressions import is_own_dict, text_of, without_places
-from pytest_cka_memory.holders.groups import holding_of, module_id_of, site_key
+from pytest_cka_memory.holders.groups import Patterns, holding_of, module_id_of, site_key
 from pytest_cka_memory.holders.proof import Proofs
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import search
@@ -42,12 +45,15 @@ from pytest_cka_memory.holders.tree import (
     traceback_roots,
 )
 from pytest_cka_memory.holders.unreached import UnreachedTree, find_unreached
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.objects import may_be_pinned
 
+_AT_ONCE = 10_000
+"""Storages after which it is checked whether to show a line that says what takes so long."""
 _MANY = 100_000
-"""Storages that are explained without a word."""
+"""Storages up to which no such line is shown."""
 _AFTER_SECONDS = 2
 _IS_OWN = methodcaller("startswith", OWN_FOLDERS)  # of a file whose frames are not the user's
-
 Write = Callable[[str], None]
 """Shows one line to the user."""
 
@@ -79,118 +85,6 @@ class Progress:
             )
 
 
-_ENTRY = "[]"
-_OF_GRAPH = ".grad_fn"
-_OF_MODULES = {"._parameters", "._buffers", "._modules"}
-"""Attributes of a module whose keys are names of attributes, too."""
-_CONTAINERS = (list, tuple, deque, set, frozenset)
-
-
-class Patterns:
-    """Numbers the ways in which the objects of a tree are held.
-
-    Keys and indices do not count, nor how often the same step follows itself, as in a linked list.
-    Everything that the graph of one tensor holds is equal: each batch may make a part of the graph.
-    """
-
-    def __init__(self, tree: ReferenceTree) -> None:
-        self._tree = tree
-        self._known: dict[int, int] = {}
-        """By the identity of an object that leads to others, its number."""
-        self._numbers: dict[tuple[int, object], int] = {}
-        """By the number of what leads to it and the last step."""
-        self._steps: list[object] = [None]
-        """By number, the last step."""
-        self._of_entries: dict[int, int] = {}
-        """By the identity of a container, the number of what is an entry of it."""
-        self._are_entries: dict[int, bool] = {}
-        """By the identity of a dict, whether its keys are no names of attributes."""
-
-    def of(self, last: Reference) -> int:
-        """Return a number that is equal for objects that are held in the same way."""
-        number = self._of_entries.get(id(last.parent), 0)
-        if number:
-            return number
-        inner = []
-        step = self._tree.before(last)
-        while step is not None:
-            known = self._known.get(id(step.value))
-            if known is not None:
-                number = known
-                break
-            inner.append(step)
-            step = self._tree.before(step)
-        for step in reversed(inner):
-            number = self._known[id(step.value)] = self._then(number, step)
-        found = self._then(number, last)
-        if last.text is None and self._is_entry(last):
-            self._of_entries[id(last.parent)] = found
-        return found
-
-    def _then(self, number: int, step: Reference) -> int:
-        """Return the number for what `step` leads to, if `number` is that of its parent."""
-        part = self._part(step)
-        before = self._steps[number]
-        if not part or (before == part and part is not None) or before == _OF_GRAPH:
-            return number
-        found = self._numbers.setdefault((number, part), len(self._steps))
-        if found == len(self._steps):
-            self._steps.append(part)
-        return found
-
-    def _part(self, step: Reference) -> object:
-        if step.parent is None:
-            return self._tree.start(step)
-        if step.text is not None:
-            return without_places(step.text)
-        if self._is_entry(step):
-            return _ENTRY
-        if is_own_dict(step.value, step.parent):
-            return ""
-        if type(step.parent) is dict:  # the attributes of an object
-            return "." + without_places(text_of(step.parent, step.value)[2:-2])
-        return without_places(text_of(step.parent, step.value))
-
-    def _is_entry(self, step: Reference) -> bool:
-        """Whether a step leads from a container to an entry: not to an attribute of an object."""
-        kind = type(step.parent)
-        return kind in _CONTAINERS or (kind is dict and self._has_entries(step))
-
-    def _has_entries(self, step: Reference) -> bool:
-        known = self._are_entries.get(id(step.parent))
-        if known is None:
-            before = self._tree.before(step)
-            owner = None if before is None else before.parent
-            known = owner is None or not (
-                is_own_dict(step.parent, owner)
-                or (before is not None and self._part(before) in _OF_MODULES)
-            )
-            self._are_entries[id(step.parent)] = known
-        return known
-
-
-_AT_ONCE = 10_000
-"""Storages after which it is looked whether the user should be told what takes so long."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """Storages of the same allocation site that are held in the same way."""
-
-    members: list[Allocation]
-    """In the order of allocation."""
-    ends: list[Reference]
-    """The reference to the holder of each; empty if none was found."""
-    tree: ReferenceTree | None
-    """Has the references that lead to the holders; None if none were found."""
-
-    def largest(self) -> tuple[Allocation, Reference | None]:
-        """Return the first of the largest, and the reference to its holder."""
-        sizes = [each.bytes for each in self.members]
-        number = sizes.index(max(sizes))
-        return self.members[number], self.ends[number] if self.ends else None
-
-
 def holdings(
     allocations: Iterable[Allocation],
     named_values: Mapping[str, Any],
@@ -209,16 +103,18 @@ def holdings(
         error: an exception; the frames of its traceback have ended, but the user knows their names.
         with_paths: whether to describe every reference on the paths to the largest of each group.
         write: shows a line to the user if there are so many that it takes long.
-    """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
 
+    Example:
+        ``holdings(meter.allocations_since(mark), {"model": model})`` has for a list that a loop
+        fills one holding, with ``held_by="train.LOSSES[0]"`` and the bytes of all its tensors.
+    """
     # In the order of allocation, so that of equally large ones the same is described every time.
     live = sorted(live_of(allocations), key=attrgetter("serial"))
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
         # The user's modes must not see these calls.
-        with no_torch_function(), expressions.remembering_places():
+        with torch_private.no_torch_function(), expressions.remembering_places():
             roots = partial(_roots, named_values, error)
             progress = Progress(len(live), write)
             return _Description(live, roots, boundaries, progress, with_paths).holdings()
@@ -226,6 +122,24 @@ def holdings(
         references.has_packed_parameters.cache_clear()
         if was_enabled:
             gc.enable()
+
+
+@dataclass(slots=True)
+class _Group:
+    """Storages of the same allocation site that are held in the same way."""
+
+    members: list[Allocation]
+    """In the order of allocation."""
+    ends: list[Reference]
+    """The reference to the holder of each; empty if none was found."""
+    tree: ReferenceTree | None
+    """Has the references that lead to the holders; None if none were found."""
+
+    def largest(self) -> tuple[Allocation, Reference | None]:
+        """Return the first of the largest, and the reference to its holder."""
+        sizes = [each.bytes for each in self.members]
+        number = sizes.index(max(sizes))
+        return self.members[number], self.ends[number] if self.ends else None
 
 
 class _Description:
@@ -254,16 +168,14 @@ class _Description:
         """Return the groups, largest first."""
         groups = self._groups()
         modules = tensors.module_paths({module for _, module in self._sites.values() if module})
-        found = [
+        described = [
             self._described(group, pinned, owner, modules)
             for (*_, pinned), (group, owner) in groups.items()
         ]
-        return tuple(sorted(found, key=lambda holding: -holding.bytes))
+        return tuple(sorted(described, key=lambda holding: -holding.bytes))
 
     def _groups(self) -> dict[tuple[object, ...], tuple[_Group, owners.Owner | None]]:
         """Return the groups by site, pattern and whether they are pinned, with their owners."""
-        from pytest_cka_memory.meters.objects import may_be_pinned
-
         is_pinned = is_pinned_tensor if may_be_pinned() else lambda _: False
         named, unnamed = Patterns(self._named), Patterns(self._unnamed)
         groups: dict[tuple[object, ...], _Group] = {}
@@ -294,19 +206,19 @@ class _Description:
         self, groups: Mapping[tuple[object, ...], _Group]
     ) -> dict[tuple[object, ...], tuple[_Group, owners.Owner | None]]:
         """Merge groups that no name leads to if they have the same owner."""
-        found: dict[tuple[object, ...], tuple[_Group, owners.Owner | None]] = {}
+        merged: dict[tuple[object, ...], tuple[_Group, owners.Owner | None]] = {}
         for key, group in groups.items():
             if group.tree is not self._unnamed:
-                found[key] = group, None
+                merged[key] = group, None
                 continue
             largest, _ = group.largest()
-            owner = owners.owner_of(self._unnamed.found(largest.key), largest)
+            owner = owners.owner_of(self._unnamed.unreached(largest.key), largest)
             site, *_, pinned = key
-            known = found.setdefault((site, owner.pattern, pinned), (group, owner))
+            known = merged.setdefault((site, owner.pattern, pinned), (group, owner))
             if known[0] is not group:
                 known[0].members.extend(group.members)
                 known[0].ends.extend(group.ends)
-        return found
+        return merged
 
     def _site_of(self, allocation: Allocation) -> tuple[tuple[object, ...], int]:
         """Return the key of the site of an allocation, and the module that allocated it."""
@@ -341,9 +253,9 @@ class _Description:
             dtype, shape = dtype_and_shape_of(last.value)
             holding = replace(holding, dtype=dtype, shape=shape)
         if owner is not None:
-            found = self._unnamed.found(largest.key)
-            of_graph = growing.graph_advice_of_c_code(found.path, batches, self._made_in_loop)
-            paths = (chains.links_of_unreached(found),) if self._with_paths else ()
+            unreached = self._unnamed.unreached(largest.key)
+            of_graph = growing.graph_advice_of_c_code(unreached.path, batches, self._made_in_loop)
+            paths = (chains.links_of_unreached(unreached),) if self._with_paths else ()
             advice = of_graph or owner.advice
             return replace(holding, held_by=owner.text, hint=advice, paths=paths)
         every = Paths(self._named, [last, *group.ends])
@@ -396,13 +308,13 @@ class _Description:
 
     def _made_in_loop(self, value: Any) -> str:
         """Return the code and the place that made the storage of a tensor after the first batch."""
-        found = (
+        of_tensor = (
             each
             for each in self._live
             for last in (self._named.find(each.key) or self._unnamed.find(each.key),)
             if last is not None and last.value is value
         )
-        allocation = next(found, None)
+        allocation = next(of_tensor, None)
         site = None if allocation is None else allocation.site
         if allocation is None or not self._batch_of(allocation) or site is None or not site.frames:
             return ""
@@ -420,20 +332,20 @@ def unowned(rest_bytes: int) -> tuple[Holding, ...]:
 def _search(
     live: Sequence[Allocation],
     roots: Callable[[], tuple[list[Root], list[Root]]],
-    step: Callable[[], None],
+    on_progress: Callable[[], None],
 ) -> tuple[ReferenceTree, UnreachedTree]:
     """Return what names lead to, and what no name leads to."""
     if not live:
         return ReferenceTree(), UnreachedTree()
-    sizes = {found.key: found.bytes for found in live}
-    are_blocks = all(found.is_at_key for found in live)
+    sizes = {each.key: each.bytes for each in live}
+    are_blocks = all(each.is_at_key for each in live)
     rules = tensor_rules(
-        sizes if are_blocks else {found.key: found.bytes for found in live if found.is_at_key}
+        sizes if are_blocks else {each.key: each.bytes for each in live if each.is_at_key}
     )
     # The roots are not kept, because all that is not reached is searched next.
-    found = search(rules, sizes, *roots(), step=step)
-    missing = sizes.keys() - found.tree.keys
-    return found.tree, find_unreached(rules, missing, found.walk) if missing else UnreachedTree()
+    result = search(rules, sizes, *roots(), on_progress=on_progress)
+    missing = sizes.keys() - result.tree.keys
+    return result.tree, find_unreached(rules, missing, result.walk) if missing else UnreachedTree()
 
 
 def _roots(

@@ -1,7 +1,10 @@
-"""The references that lead from names to all objects that a search has found.
+"""Everything that a program can name, and the references that lead from there to other objects.
 
-They form a tree: each object has the one reference by which it was met. So a path takes no memory
-of its own, and what a million paths have in common is looked at once.
+The names are globals of modules, locals of running frames, and context variables. No user code runs
+to read them: reading an attribute of a lazily loaded module would load it.
+
+The references form a tree: of each object, only the reference by which a search met it first is
+kept. So a path takes no memory of its own, and what a million paths share is visited only once.
 """
 
 import contextvars
@@ -22,6 +25,8 @@ CO_OPTIMIZED = 0x1
 """Flag of code whose locals are stored in slots: its ``f_locals`` is a copy."""
 
 _OWN_REFERENCES = 3
+"""References to a frame's dict of locals in `locals_of`: the frame's cache, the variable, and the
+argument of ``getrefcount``."""
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
 
 
@@ -54,13 +59,13 @@ class Root:
 def locals_of(frame: types.FrameType) -> dict[str, Any]:
     """Return a frame's locals, without leaving a copy in the frame that keeps them alive."""
     live = frame.f_locals
-    found = dict(live)
+    copied = dict(live)
     # Before Python 3.13 a frame caches the dict that it returns, and with it every local's value.
     # If something else references the dict, the user got it from locals(), so it is not cleared.
     is_copy = type(live) is dict and frame.f_code.co_flags & CO_OPTIMIZED
     if is_copy and sys.getrefcount(live) <= _OWN_REFERENCES:
         live.clear()
-    return found
+    return copied
 
 
 def modules() -> dict[str, types.ModuleType]:
@@ -71,8 +76,8 @@ def modules() -> dict[str, types.ModuleType]:
 
 def globals_of(module: types.ModuleType) -> dict[str, Any]:
     """Return what ``vars(module)`` returns, without loading a lazily loaded module."""
-    found: dict[str, Any] = _MODULE_DICT.__get__(module)
-    return found
+    names: dict[str, Any] = _MODULE_DICT.__get__(module)
+    return names
 
 
 def module_roots() -> Iterator[Root]:
@@ -85,7 +90,11 @@ def module_roots() -> Iterator[Root]:
 
 
 def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
-    """Yield the locals of every running frame, of all threads, innermost first."""
+    """Yield the locals of every running frame, of all threads, innermost first.
+
+    Args:
+        is_own: whether a file belongs to the plugin, whose frames are left out.
+    """
     known = {id(globals_of(module)) for module in modules().values()}
     stacks = sys._current_frames()
     # This generator's own frame is replaced by its caller's: its locals would hold it, and through
@@ -99,7 +108,12 @@ def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
 
 
 def traceback_roots(error: BaseException, is_own: Callable[[str], bool]) -> Iterator[Root]:
-    """Yield the locals of the frames of a traceback, which have ended, innermost first."""
+    """Yield the locals of the frames of a traceback, which have ended, innermost first.
+
+    Args:
+        error: the exception that has the traceback.
+        is_own: whether a file belongs to the plugin, whose frames are left out.
+    """
     known = {id(globals_of(module)) for module in modules().values()}
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         yield from _roots_of(frame, is_own, known, is_of_this_thread=True)
@@ -126,20 +140,21 @@ def _roots_of(
 
 def context_root() -> Root:
     """Return the context variables of this thread."""
-    found = contextvars.copy_context().items()
-    return Root("", " (a context variable)", {f"{var.name}.get()": value for var, value in found})
+    variables = contextvars.copy_context().items()
+    names = {f"{variable.name}.get()": value for variable, value in variables}
+    return Root("", " (a context variable)", names)
 
 
 def signal_root() -> Root:
     """Return the functions that handle signals, which only C code references."""
-    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    names = {f"signal.getsignal({_name_of(n)})": it for n, it in handlers.items() if callable(it)}
+    names: dict[str, Any] = {}
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler):  # and not SIG_DFL or SIG_IGN
+            # Most real-time signals have no name: these are plain numbers.
+            text = f"signal.{number.name}" if isinstance(number, signal.Signals) else number
+            names[f"signal.getsignal({text})"] = handler
     return Root("", "", names)
-
-
-def _name_of(number: int) -> str:
-    """Return how to write a signal: ``signal.SIGUSR1``, or its number if it has no name."""
-    return f"signal.{number.name}" if isinstance(number, signal.Signals) else str(number)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +168,10 @@ class Reference:
     root: Root | None = None
     text: str | None = None
     """How to write the reference, if known: a name in the root, or for example ``.grad_fn``."""
+
+
+ReferencePath = Sequence[Reference]
+"""References that lead from a root to an object, the first of them first."""
 
 
 class ReferenceTree:
@@ -224,7 +243,14 @@ class ReferenceTree:
 
 
 def without_broken(references: dict[int, Reference], holders: Mapping[int, Any]) -> dict[int, Any]:
-    """Return those `holders` to which `references` lead from a root."""
+    """Return those `holders` to which `references` lead from a root.
+
+    Others are left if another thread removes a reference while the tree is built.
+
+    Args:
+        references: by the identity of an object, the reference by which it was met.
+        holders: by key, the object that has it.
+    """
     leading: dict[int, bool] = {}
     for holder in holders.values():
         climbed, value = [], holder

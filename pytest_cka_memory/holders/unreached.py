@@ -3,7 +3,7 @@
 After a garbage collection such objects are alive for one of two reasons: C or C++ code holds one of
 them, or they hold each other by references of C++ that the collector does not see, as an autograd
 graph does. The search begins at all objects of the collector that the search from the names has not
-met, and follows the references that :mod:`.torch_references` knows, too.
+met, and follows the references that :mod:`.references` knows, too.
 """
 
 import types
@@ -11,6 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
+
+import torch
 
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.search import LEAVES, ByType, RulesForType, Walk
@@ -25,7 +27,7 @@ _MOST_STARTS = 8
 
 
 class Unreached(NamedTuple):
-    """How an object is kept alive that no name leads to."""
+    """How an object that no name leads to is kept alive."""
 
     path: list[Reference]
     """From an object that C code holds, or that is part of a loop, to the holder."""
@@ -56,7 +58,7 @@ class UnreachedTree(ReferenceTree):
         """Return the loop in which a path begins; empty if C code holds the object there."""
         return self._loops.get(id(first.value), [])
 
-    def found(self, key: int) -> Unreached:
+    def unreached(self, key: int) -> Unreached:
         """Return how the object that has `key` is kept alive."""
         path = self.path(key)
         return Unreached(path, self.loop_of(path[0]))
@@ -71,6 +73,9 @@ def find_unreached(
         rules_for: as for :func:`.search.search`.
         wanted: the keys that no name leads to.
         reached: the objects that names lead to.
+
+    Returns:
+        The paths to the keys that objects have; a key that only C++ code has is missing.
     """
     tracked = [it for it in reached.unmet() if not _is_own(it)]
     graph = _Graph(rules_for, wanted, reached)  # after that, so that it is not a part of itself
@@ -113,14 +118,14 @@ class _Graph:
 
     def ancestors(self) -> set[int]:
         """Return the holders and everything that leads to one."""
-        found = set(self.holders.values())
-        queue = deque(found)
+        ancestors = set(self.holders.values())
+        queue = deque(ancestors)
         while queue:
             for referrer in self.referrers[queue.popleft()]:
-                if referrer not in found:
-                    found.add(referrer)
+                if referrer not in ancestors:
+                    ancestors.add(referrer)
                     queue.append(referrer)
-        return found
+        return ancestors
 
     def _is_new(self, value: Any) -> bool:
         return type(value) not in LEAVES and value not in self._reached
@@ -136,16 +141,16 @@ class _Graph:
                 children += rules.extra_references(value)
                 children += self._packed(value, children)
         new = [(text, child) for text, child in children if self._is_new(child)]
-        found: dict[int, str | None] = {}
+        references: dict[int, str | None] = {}
         for text, child in chain(new, zip(repeat(None), self._reached.unmet_referents(value))):
             # A variable of the search, in a cell, may lead to the graph itself.
             if child is not self and child is not self._reached:
-                found.setdefault(id(child), text)
+                references.setdefault(id(child), text)
                 if id(child) not in self.objects:
                     self.objects[id(child)] = child
                     queue.append(child)
-        self.references[ident] = found
-        for child_id in found:
+        self.references[ident] = references
+        for child_id in references:
             self.referrers[child_id].append(ident)
 
     def _packed(self, node: Any, saved: Sequence[tuple[str | None, Any]]) -> list[tuple[str, Any]]:
@@ -156,14 +161,16 @@ class _Graph:
         """
         if torch_private.SHOWS_SAVED or not is_node(type(node)):
             return []
-        found = []
+        results = []
         for text, copy in saved:
             if text is not None and text.startswith("._saved_") and is_temporary(copy):
                 rules = self._rules[type(copy)]
                 keys = () if rules is None else rules.keys(copy)
-                results = (self.objects.get(self.holders.get(key, 0)) for key in keys)
-                found += [(text, it) for it in results if it is not None and grad_fn_of(it) is node]
-        return found
+                holders = (self.objects.get(self.holders.get(key, 0)) for key in keys)
+                results += [
+                    (text, it) for it in holders if it is not None and grad_fn_of(it) is node
+                ]
+        return results
 
     def _add_holder(self, key: int, ident: int) -> None:
         """Prefer an object that existed before the search to one that reading has made.
@@ -176,7 +183,6 @@ class _Graph:
             self.holders[key] = ident
 
     def _rank(self, ident: int) -> tuple[bool, bool]:
-        import torch
 
         is_storage = issubclass(type(self.objects[ident]), torch.UntypedStorage)
         return ident in self._tracked, not is_storage
@@ -193,8 +199,6 @@ def is_temporary(value: Any) -> bool:
     Autograd makes a new tensor for a saved result and gives it the ``grad_fn`` of the original.
     That looks like a loop, but what is saved does not reference its node.
     """
-    import torch
-
     return issubclass(type(value), torch.Tensor) and torch_private.use_count(value) == 1
 
 
@@ -208,8 +212,6 @@ def _loops(graph: _Graph, inside: set[int]) -> Iterator[list[int]]:
 
 def _is_of_autograd(value: Any) -> bool:
     """Whether the references of an object are in C++, so that the collector does not see all."""
-    import torch
-
     return issubclass(type(value), torch.Tensor) or is_node(type(value))
 
 

@@ -192,6 +192,8 @@ class ItemMeasurement:
         self.call = CallOutcome()
         self.properties: list[junit.Property] = []
         """What was added to the item's own, for JUnit XML and similar reports."""
+        # Known now, because pytest-asyncio replaces the function of a coroutine before its call.
+        self._runs = runs_of(item)
         self._judged = 0
         """How many of the probe's regions were judged."""
         self._unreported: list[Judgement] = []
@@ -201,12 +203,12 @@ class ItemMeasurement:
 
     def repeated_call(self) -> AbstractContextManager[None]:
         """Return a context in which a call of the test runs it as often as the session asks for."""
-        return repeated(self._item, runs_of(self._item), lambda number: self._run_ended(number))
+        return repeated(self._item, self._runs, lambda number: self._run_ended(number))
 
     @contextmanager
     def measured_call(self) -> Iterator[None]:
         """Measure the test function as a whole, in case it opens no region, then judge."""
-        item, probe, runs = self._item, self.probe, runs_of(self._item)
+        item, probe, runs = self._item, self.probe, self._runs
         settings = item.config.stash[settings_key]
         self.call = CallOutcome(has_begun=True)
         limits = self._explainer.limits = plan_of(item).usable_limits()
@@ -218,7 +220,7 @@ class ItemMeasurement:
         whole = MemoryProbe(
             meter=probe.meter,
             explainer=explainer,
-            is_thorough=lambda: self._is_whole_test_judged(runs),
+            is_thorough=self._is_whole_test_judged,
             also=self._also,
             before_reading=partial(kept_tracebacks.release_in_call, item),
         )
@@ -295,11 +297,11 @@ class ItemMeasurement:
             lines = failure.compared(compared, self.probe.meter.facts(), width)
             add_section("cka-memory", "\n".join(lines))
 
-    def _is_whole_test_judged(self, runs: int) -> bool:
+    def _is_whole_test_judged(self) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
         settings = self._item.config.stash[settings_key]
         is_exact = settings.explain or settings.baseline.updating or settings.also
-        return bool(is_exact or runs > 1 or plan_of(self._item).limits)
+        return bool(is_exact or self._runs > 1 or plan_of(self._item).limits)
 
     def _also(self) -> Collection[str]:
         """Return what the regions of this test measure in addition."""

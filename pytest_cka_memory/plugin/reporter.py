@@ -402,10 +402,9 @@ def owners_of_cka() -> list[str]:
 
 CKA_PARTS = frozenset(
     (
-        *("__init__.py", "comparison.py", "errors.py", "layer_ticks.py", "many.py", "plots.py"),
-        *("progress.py", "result.py", "result_file.py", "result_index.py", "result_mapping.py"),
-        "settings.py",
-        *("capture", "data", "functional", "running"),
+        *("__init__.py", "comparison.py", "data.py", "errors.py", "layer_ticks.py"),
+        *("many.py", "plots.py", "result.py"),
+        *("capture", "functional", "running"),
     )
 )
 """What the folder of our own package contains."""

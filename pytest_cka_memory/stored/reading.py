@@ -5,7 +5,8 @@ from pathlib import Path
 
 from pytest_cka_memory.errors import BaselineError, ReportError
 
-_CONFLICT = re.compile(r"^[ \t]*(?:<{7}|={7}|>{7}|\|{7})(?: .*)?$", re.MULTILINE)
+# A mark ends its line, or white space follows it: such as the "\r" of a file with "\r\n".
+_CONFLICT = re.compile(r"^[ \t]*(?:<{7}|={7}|>{7}|\|{7})(?:[^\S\n].*)?$", re.MULTILINE)
 
 
 def bytes_of(path: Path, error: type[BaselineError] | type[ReportError]) -> bytes:
@@ -41,4 +42,5 @@ def conflict_in(content: str) -> tuple[int, str] | None:
 def is_other_version(schema: object, own: str) -> bool:
     """Whether a schema is `own` with another number: another version of the plugin wrote it."""
     name, _, _ = own.rpartition("/")
-    return isinstance(schema, str) and bool(re.fullmatch(rf"{re.escape(name)}/\d{{1,9}}", schema))
+    numbered = rf"{re.escape(name)}/[1-9][0-9]{{0,8}}"
+    return isinstance(schema, str) and bool(re.fullmatch(numbered, schema))

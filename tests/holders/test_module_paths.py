@@ -96,10 +96,10 @@ def test_failure_names_the_layer_beside_the_line_that_runs_the_network() -> None
     net, values = network(), torch.ones(100, 8)
     with MemoryProbe("cpu", explainer=PeakExplainer()).measure() as region:
         KEEP.append(net(values))
-    largest_modules = region.retained[0]
+    largest = region.retained[0]
     # What the graph has saved of two layers is one group.
-    assert largest_modules.module == "encoder.layers.1.1 (and 1 like it)"
-    lines = [line.strip() for line in holding_lines(largest_modules)]
+    assert largest.module == "encoder.layers.1.1 (and 1 like it)"
+    lines = [line.strip() for line in holding_lines(largest)]
     assert lines.index("in encoder.layers.1.1 (and 1 like it)") > 0
     assert "head" in {holding.module for holding in region.retained}
     at_peak = [holding for holding in region.record.at_peak if not holding.before_region]

@@ -108,6 +108,7 @@ WRONG = {
         "side, then measure again with --cka-memory-update-baseline",
     ),
     "merge middle": (GOOD + "=======\n", "line 5: an unresolved merge conflict ('=======')"),
+    "merge on Windows": (GOOD + "=======\r\n", "line 5: an unresolved merge conflict ('=======')"),
     "nested": (GOOD.replace("4096", "[" * 100_000, 1), "line 2: nested too deeply"),
     "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: not a baseline file"),
     "huge number": (GOOD.replace("4096", "9" * 5000, 1), "line 2: 999999999999... is not a number"),

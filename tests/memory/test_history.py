@@ -90,6 +90,7 @@ WRONG = {
     ),
     "key given twice": (GOOD.replace('"devices"', '"date": "2026", "devices"'), "given twice"),
     "merge": ("<<<<<<< HEAD", "an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of"),
+    "merge on Windows": ("=======\r", "an unresolved merge conflict ('=======')"),
     "nested": ("[" * 100_000, "no session has such values"),
 }
 
@@ -107,7 +108,7 @@ def test_wrong_line_is_named_and_nothing_is_written(
     assert message in str(error.value)
     assert main(["trend", str(path)]) == UNUSABLE
     assert "line 2: " in capsys.readouterr().err
-    assert path.read_text("utf-8") == f"{GOOD}\n{line}\n{GOOD}\n"
+    assert path.read_bytes().decode("utf-8") == f"{GOOD}\n{line}\n{GOOD}\n"
 
 
 def test_line_that_is_not_text_is_named(tmp_path: Path) -> None:

@@ -215,6 +215,19 @@ def kept(meter): meter.allocate(100)
     assert run.region_of("test_clean")["peak_increase_bytes"] == 7
 
 
+def test_asyncio_coroutines_are_not_repeated(with_plugin):
+    """A coroutine runs once with ``--cka-memory-repeat``, as without pytest-asyncio."""
+    run = with_plugin(
+        "async def test_it(meter): meter.allocate(7)",
+        "asyncio",
+        "--asyncio-mode=auto",
+        "--cka-memory-report",
+        "--cka-memory-repeat=5",
+    )
+    run.assert_outcomes(passed=1)
+    assert [(r["label"], r["retained_bytes"]) for r in run.regions] == [("", 7)]
+
+
 def test_all_plugins_together_report_each_test_once(with_plugin):
     """With all plugins loaded at once, each test has one region and one verdict."""
     for plugin in ("pytest_cov", "pytest_repeat", "pytest_timeout", "pytest_rerunfailures"):

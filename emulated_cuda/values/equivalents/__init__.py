@@ -19,12 +19,8 @@ __all__ = [
     "attention",
     "attention_sequences",
     "by_name",
-    "convolution",
-    "half",
-    "nested",
     "normalization",
     "others",
     "products",
     "recurrent",
-    "sampling",
 ]

@@ -1,6 +1,8 @@
 """Products with another result type, with scales or weights of four bits, and convolutions.
 
-Convolutions are those of cuDNN, depthwise ones, and transposed ones without cuDNN.
+Convolutions are those of cuDNN, depthwise ones, and transposed ones without cuDNN. Ordinary
+products such as `mm`, `addmm` and `bmm` need no row: the CPU's operator of the same name computes
+them (:mod:`emulated_cuda.values.registration`).
 """
 
 from __future__ import annotations
