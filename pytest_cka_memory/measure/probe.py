@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.measure.observers import note_end
 from pytest_cka_memory.measure.region import Explainer, Region
-from pytest_cka_memory.measure.region_context import RegionContext, note_end
+from pytest_cka_memory.measure.region_context import RegionContext
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for

@@ -1,31 +1,12 @@
-"""The context manager that measure() returns, and who is told when its region has ended."""
+"""What ``measure()`` returns: a context manager that reports if it is used without ``with``."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 from typing import Any, NoReturn
 
-from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.region import Region, public_names
-
-Observer = Callable[[Any, RegionRecord], None]
-"""Called with a ``MemoryProbe`` and the record of its region."""
-
-_observers: list[Observer] = []
-
-
-def observe_regions(observer: Observer) -> Callable[[], None]:
-    """Call `observer` for each region of a probe without an explainer; return how to end that."""
-    _observers.append(observer)
-    return lambda: _observers.remove(observer)
-
-
-def note_end(probe: object, record: RegionRecord) -> None:
-    """Tell the observers that a region of `probe` has ended."""
-    for observer in _observers:
-        observer(probe, record)
-
 
 Opening = Callable[[], AbstractContextManager[Region]]
 

@@ -1,0 +1,27 @@
+"""Tell others about regions that have ended; pytest's plugin reports those of fixtures.
+
+A module of its own, because every session that measures imports it before its first test.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.core.figures import RegionRecord
+
+    Observer = Callable[[Any, RegionRecord], None]
+    """Called with a ``MemoryProbe`` and the record of its region."""
+
+_observers: "list[Observer]" = []
+
+
+def observe_regions(observer: "Observer") -> Callable[[], None]:
+    """Call `observer` for each region of a probe without an explainer; return how to end that."""
+    _observers.append(observer)
+    return lambda: _observers.remove(observer)
+
+
+def note_end(probe: object, record: "RegionRecord") -> None:
+    """Tell the observers that a region of `probe` has ended."""
+    for observer in _observers:
+        observer(probe, record)
