@@ -69,6 +69,14 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
     assert not (loaded["no:cacheprovider"] - loaded["no:cka_memory"]) & costly
 
 
+def test_what_a_session_registers_opens_no_region_and_judges_none() -> None:
+    """What opens regions, explains and judges them follows with the first measured test."""
+    names = ("hooks", "reporter", "settings", "shared_regions")
+    loaded = loaded_by("\n".join(f"import pytest_cka_memory.plugin.{name}" for name in names))
+    late = ("core.figures", "core.verdicts", "holders", "limits", "measure.region", "reports")
+    assert not loaded & {f"pytest_cka_memory.{name}" for name in late}
+
+
 def test_reading_and_judging_figures_needs_no_torch() -> None:
     """An xdist controller and the comparison of two reports handle numbers, without torch."""
     statement = (
