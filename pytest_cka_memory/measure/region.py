@@ -251,8 +251,9 @@ class Region(FigureAttributes):
                 garbage_at_peak_bytes=self._samples.garbage_at_peak(closed.end.peak_bytes),
                 garbage_freed=self._samples.freed_garbage,
             )
-            for addition in self._additions:
-                record = replace(record, **addition.fields())
+            added = dict(pair for each in self._additions for pair in each.fields().items())
+            if added:
+                record = replace(record, **added)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = record if completed else replace(record, completed=False)
             if not completed:
