@@ -1,6 +1,6 @@
 """What a region measures in addition to its device's memory, if it is asked for."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -41,6 +41,10 @@ class Addition:
 
     def close(self) -> None:
         """Stop measuring; called once, also after an exception."""
+
+    def outside(self) -> Sequence[int | None] | None:
+        """Return the bytes outside the allocator at each batch boundary; None if not measured."""
+        return None
 
     def fields(self) -> dict[str, Any]:
         """Return fields of the region's record, after cleaning."""

@@ -115,6 +115,7 @@ class BatchSamples:
                 peak_bytes=boundary.peak_bytes,
                 garbage_bytes=boundary.garbage_bytes,
                 may_have_garbage=boundary.may_have_garbage,
+                reserved_bytes=boundary.reserved_bytes,
             )
             for number, boundary in enumerate(self._boundaries, 1)
         )
@@ -129,7 +130,10 @@ class BatchSamples:
         reading, peak_bytes, serial = self._peaks.sample()
         garbage_bytes = self._note_peak(peak_bytes).requested_bytes
         level = reading.requested_bytes - garbage_bytes
-        boundary = _Boundary(size, reading.allocated_bytes, level, garbage_bytes, peak_bytes)
+        boundary = _Boundary(
+            *(size, reading.allocated_bytes, level, garbage_bytes, peak_bytes),
+            reserved_bytes=reading.reserved_bytes,
+        )
         self._boundaries.append(boundary)
         self.serials.append(serial)
         levels = self._of_size.setdefault(size, _Levels())
@@ -307,6 +311,7 @@ class _Boundary:
     garbage_bytes: int
     peak_bytes: int
     may_have_garbage: bool = False
+    reserved_bytes: int | None = None
 
     def take_for_garbage(self, more_bytes: int) -> None:
         """Take more of the level for garbage."""

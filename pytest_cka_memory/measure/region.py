@@ -106,7 +106,13 @@ class Region(FigureAttributes):
     @property
     def timeline(self) -> tuple[Sample, ...]:
         """One sample per batch boundary so far."""
-        return self._samples.timeline()
+        timeline = self._samples.timeline()
+        for addition in self._additions:
+            outside = addition.outside()
+            if outside is not None:
+                pairs = zip(timeline, outside, strict=False)  # a boundary may just be sampled
+                timeline = tuple(replace(it, outside_bytes=level) for it, level in pairs)
+        return timeline
 
     @property
     def record(self) -> RegionRecord:
