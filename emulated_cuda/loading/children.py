@@ -36,8 +36,9 @@ def environment_with(environment: dict[str, str], **setting: Any) -> dict[str, s
     """Return an environment in which a process has a device.
 
     Args:
-        environment: of a process.
-        setting: arguments of ``load``; what `environment` has of others is kept.
+        environment: the variables of a process.
+        setting: arguments of ``load``. Those that `environment` already has are kept if they are
+            not among these.
     """
     merged = {**setting_of(environment), **setting}
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]

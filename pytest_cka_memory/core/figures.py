@@ -463,7 +463,7 @@ def _is_shown(row: Figure, records: Sequence[RegionRecord]) -> bool:
 def rounded_figures(record: RegionRecord) -> dict[str, int | None]:
     """Return the compared figures in whole bytes; growth is rounded up and never negative.
 
-    One that stands in the place of another is left out if the meter does not know it.
+    A figure that may replace another (``in_place_of``) is left out if the meter does not know it.
     """
     values = {name: getattr(record, name) for name in COMPARED}
     return {

@@ -16,13 +16,16 @@ _CLASSES = {
     CYCLES: ("pytest_cka_memory.measure.cycles", "Cycles"),
     PROCESS: ("pytest_cka_memory.measure.system", "ProcessMemory"),
     DRIVER: ("pytest_cka_memory.measure.system", "DriverMemory"),
-    TIMELINE: ("pytest_cka_memory.measure.timeline", "Timeline"),
+    TIMELINE: ("pytest_cka_memory.measure.memory_timeline", "Timeline"),
 }
 """Name of an addition -> module and name of the subclass of :class:`Addition` that measures it."""
 
 
 class Addition:
-    """One addition, for one region; it does nothing. It must not keep a tensor alive."""
+    """Base class of the additions, which measures nothing. Each region has objects of its own.
+
+    They must not keep a tensor alive.
+    """
 
     def boundary(self) -> None:
         """Measure at a batch boundary."""

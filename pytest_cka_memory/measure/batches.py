@@ -350,10 +350,10 @@ class _Levels:
 
 
 def _rhythm(levels: Sequence[int]) -> tuple[int, int]:
-    """Return after how many batches all do the same again, and the number of the highest.
+    """Return the period of the levels in batches, and the number of the highest in the last one.
 
-    They do if nearly all levels differ from the one a period before by the same number of bytes;
-    some may be too high, because garbage counts in them.
+    Levels have a period if nearly all differ by the same number of bytes from the level one period
+    before. Some may be too high, because they include garbage. Without a period the result is 1, 0.
     """
     count = len(levels)
     for period in range(1, _LONGEST_PERIOD + 1):

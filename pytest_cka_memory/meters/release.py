@@ -49,7 +49,7 @@ class _Reference(NamedTuple):
 
 
 _UNKNOWN = cpp_counts.Uses(cpp=2**31, python=0)
-"""More references than are ever lost, so that the object counts as in use."""
+"""For an object whose references cannot be counted: so many that it always counts as in use."""
 
 
 class _NoType:
