@@ -64,8 +64,8 @@ def _card(name: str, title: str, total_gib: float, hardware: Hardware) -> Card:
 # The totals were printed by PyTorch on such a card. They vary by about 0.2 GiB with the driver and
 # with ECC; if several were published, this is the smallest. Hardware: device name, compute
 # capability, multiprocessors, L2 in MiB; per multiprocessor KiB of shared memory, threads and
-# blocks; MHz of the multiprocessors and of the memory, and the width of its bus in bits; watts and the
-# PCI device, as the product's data sheet and the PCI ID database have them.
+# blocks; MHz of the multiprocessors and of the memory, and the width of its bus in bits; watts
+# and the PCI device, as the product's data sheet and the PCI ID database have them.
 CARDS: Mapping[str, Card] = {
     card.name: card
     for card in (

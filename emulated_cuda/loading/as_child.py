@@ -31,7 +31,7 @@ def _load_before_libraries() -> None:
             _load()
         load_library(self, name, *args, **kwargs)
 
-    ctypes.CDLL.__init__ = load_device_first  # type: ignore[assignment]
+    ctypes.CDLL.__init__ = load_device_first  # type: ignore[method-assign]
 
 
 def _load() -> None:

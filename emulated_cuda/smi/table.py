@@ -24,7 +24,7 @@ def lines(nvml: Nvml, devices: Sequence[Device]) -> Iterator[str]:
     yield time.strftime("%a %b %d %H:%M:%S %Y")
     yield _rule()
     yield _line(
-        f" NVIDIA-SMI {driver} (emulated)      Driver Version: {driver}         "
+        f" NVIDIA-SMI {driver} (emulated)      Driver Version: {driver}       "
         f"CUDA Version: {nvml.cuda_version()}"
     )
     yield "|" + rule[1:]
