@@ -2,9 +2,9 @@
 //
 // Device memory is host memory, reserved and only committed when it is written. Kernels write
 // nothing, so hardly any is unless values are computed.
+#include "figures.hpp"
 #include "pending.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -30,35 +30,15 @@ static size_t in_use[kMostDevices];         // beside the context
 
 // ---- Accounting ----
 
-struct Figures {  // `_FIGURES` in loading/records.py; the file outlives a process that is killed
-  uint64_t most_bytes, missing_bytes;
-};
-static Figures own_figures[kMostDevices];
-static Figures* figures = own_figures;
-
 bool take_bytes(int device, size_t bytes) {
   size_t wanted = in_use[device] + bytes, usable = settings.total_bytes - settings.context_bytes;
   if (wanted > usable) {
-    figures[device].missing_bytes = wanted - usable;
+    note_missing_bytes(device, wanted - usable);
     return false;
   }
   in_use[device] = wanted;
-  figures[device].most_bytes = std::max<uint64_t>(figures[device].most_bytes, wanted);
+  note_bytes_in_use(device, wanted);
   return true;
-}
-// A forked process begins with figures of its own; it has used no device.
-API int emulated_keep_figures_in(const char* path) {
-  int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (file < 0) return errno;
-  void* start = ftruncate(file, sizeof own_figures)
-                    ? MAP_FAILED
-                    : mmap(nullptr, sizeof own_figures, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  int error = start == MAP_FAILED ? errno : 0;
-  close(file);
-  if (error) return error;
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  figures = (Figures*)start;
-  return 0;
 }
 void give_bytes(int device, size_t bytes) { in_use[device] -= bytes; }
 size_t bytes_in_use(int device) { return in_use[device] + settings.context_bytes; }
@@ -115,8 +95,9 @@ API int cudaMalloc(void** out, size_t size) {
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = current_device;
   size_t physical = round_up(size, kGranularity);
+  if (!take_bytes(device, physical)) return fail(kOutOfMemory);
   uintptr_t at = find_addresses(device, physical);
-  if (!at || !take_bytes(device, physical)) return fail(kOutOfMemory);
+  if (!at) return give_bytes(device, physical), fail(kOutOfMemory);
   device_pieces[at] = {size, device, false};
   *out = (void*)at;
   return kSuccess;
