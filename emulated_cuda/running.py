@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any
 from emulated_cuda import tried_torch
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records
+from emulated_cuda.loading import checks, children, records, run_folders
+from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse
 
 
@@ -60,11 +61,20 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
     missing = f"{_mb(device.missing_bytes)} more would have been needed"
     if device.ran_out:
         return f"out of memory: {missing}"
-    if process.ended:
+    if process.end is None:
         return "fits"
+    if process.end == records.STILL_RUNS:
+        return "still running; it has fitted so far"
+    ended = f"ended early ({process.end})"
     if device.missing_bytes:
-        return f"ended by a signal or os._exit after an allocation was refused: {missing}"
-    return "ended by a signal or os._exit; it fitted until then"
+        return f"{ended} after an allocation was refused: {missing}"
+    return f"{ended}; it fitted until then, and whether all of it fits is not known"
+
+
+def _fits(process: ProcessUse, device: DeviceUse) -> bool | None:
+    if device.ran_out:
+        return False
+    return True if process.end is None else None
 
 
 def _mb(size: int) -> str:
@@ -86,11 +96,14 @@ def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
         "missing_bytes": device.missing_bytes,
         "out_of_memory": device.ran_out,
         "ended": process.ended,
+        "end": process.end,
+        "fits": _fits(process, device),
     }
 
 
 PREFIX = "emulated_cuda: "
 _UNITS = {"MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
+_SIGNAL_AT_END_OF_PARENT = 1  # PR_SET_PDEATHSIG
 _IGNORING_THE_ENVIRONMENT = r"-[A-Za-z]*[IES]"
 
 
@@ -113,17 +126,17 @@ def main(arguments: Sequence[str]) -> int:
     except DeviceError as error:
         reader.error(str(error))
     _warn_of_untried_torch()
-    with tempfile.TemporaryDirectory(prefix="emulated-cuda-records-") as folder:
+    with run_folders.new() as folder:
         environment = children.environment_with(
-            dict(os.environ),
+            _with_driver(folder),
             card=options.card,
             devices=options.devices,
             total_bytes=total_bytes,
             values=options.values,
-            records=folder,
+            records=str(folder),
         )
-        status = _run(command, environment)
-        processes = records.read(Path(folder))
+        process, status = _run(command, environment)
+        processes = records.read(folder, {process: status})
     for line in lines(processes):
         print(f"{PREFIX}{line}", file=sys.stderr)
     if options.json is not None:
@@ -209,13 +222,45 @@ def _warn_of_untried_torch() -> None:
         print(f"{PREFIX}warning: {warning}", file=sys.stderr)
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Return the status of the finished program; minus the signal's number if one ended it."""
-    with subprocess.Popen(command, env=environment) as process:
+def _with_driver(folder: Path) -> dict[str, str]:
+    """Return this environment with a place in `folder` where Triton finds the driver.
+
+    Otherwise each process would use a folder of the user that stays.
+    """
+    environment = dict(os.environ)
+    if TRITON_DRIVER not in environment:
+        link_driver(folder, checks.path_of_compiled(checks.LIBRARY))
+        environment[TRITON_DRIVER] = str(folder)
+    return environment
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, int]:
+    """Return the number of the finished program and its status.
+
+    The status is minus the signal's number if one ended it.
+    """
+    with subprocess.Popen(
+        command, env=environment, preexec_fn=_ending_with_this_process()
+    ) as process:
         # The terminal sends Ctrl-C to both processes, and the program decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
-        return process.wait()
+        for sent in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(sent) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(sent, lambda number, _frame: process.send_signal(number))
+        return process.pid, process.wait()
+
+
+def _ending_with_this_process() -> Callable[[], None]:
+    """Return what the program calls before it starts, so that it ends if this process is killed."""
+    this_process = os.getpid()
+    prctl = ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        prctl(_SIGNAL_AT_END_OF_PARENT, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != this_process:  # it has ended before
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return prepare
 
 
 def _end_like(status: int) -> int:

@@ -92,6 +92,7 @@ static void copy(void* to, const void* from, size_t size) {
   recent_writes[next_write++ % 256] = {(uintptr_t)to, size, launches};
 }
 static int copied(void* to, const void* from, size_t size, Stream stream) {
+  if (size && (!may_access(to, size) || !may_access(from, size))) return fail(kInvalidValue);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
   if (phase() == kNoOperator && record_work(stream, nullptr, to, from, size)) return kSuccess;
@@ -102,6 +103,9 @@ static int copied_2d(void* to, size_t to_pitch, const void* from, size_t from_pi
                      size_t height, Stream stream) {
   if (int error = wait_for_stream(stream)) return error;
   count_work();
+  for (size_t row = 0; row < height && width; ++row)
+    if (!may_access((char*)to + row * to_pitch, width) || !may_access((const char*)from + row * from_pitch, width))
+      return fail(kInvalidValue);
   for (size_t row = 0; row < height; ++row)
     if (phase() != kNoOperator ||
         !record_work(stream, nullptr, (char*)to + row * to_pitch, (const char*)from + row * from_pitch, width))
@@ -126,6 +130,7 @@ API int cudaGetSymbolAddress(void** address, const void*) {
   return *address = variable, kSuccess;
 }
 static int filled(void* start, int value, size_t size, Stream stream) {
+  if (!may_access(start, size)) return fail(kInvalidValue);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
   if (phase() != kNoOperator) return kSuccess;

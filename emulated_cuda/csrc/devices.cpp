@@ -1,5 +1,5 @@
 // Devices: how many, their properties and attributes, the device of a thread, errors.
-#include "emulated.hpp"
+#include "machine.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -187,7 +187,10 @@ static std::pair<const char*, const char*> error_texts(int error) {
   switch (error) {
     case kSuccess: return {"cudaSuccess", "no error"};
     case kInvalidValue: return {"cudaErrorInvalidValue", "invalid argument"};
-    case kOutOfMemory: return {"cudaErrorMemoryAllocation", "out of memory"};
+    case kOutOfMemory: {
+      const char* problem = problem_of_machine();
+      return {"cudaErrorMemoryAllocation", problem ? problem : "out of memory"};
+    }
     case kInvalidConfiguration: return {"cudaErrorInvalidConfiguration", "invalid configuration argument"};
     case kNoDevice: return {"cudaErrorNoDevice", "no CUDA-capable device is detected"};
     case kInvalidDevice: return {"cudaErrorInvalidDevice", "invalid device ordinal"};
@@ -197,6 +200,8 @@ static std::pair<const char*, const char*> error_texts(int error) {
     case kIllegalAddress: return {"cudaErrorIllegalAddress", refusal_text()};
     case kLaunchTimeout: return {"cudaErrorLaunchTimeout", refusal_text()};
     case kAssert: return {"cudaErrorAssert", refusal_text()};
+    case kHostMemoryNotRegistered:
+      return {"cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"};
     case kMisalignedAddress: return {"cudaErrorMisalignedAddress", refusal_text()};
     case kLaunchFailed: return {"cudaErrorLaunchFailure", refusal_text()};
     case kNotSupported: return {"cudaErrorNotSupported", refusal_text()};

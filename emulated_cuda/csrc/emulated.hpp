@@ -35,6 +35,7 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kIllegalAddress = 700,
   kLaunchTimeout = 702,
   kAssert = 710,
+  kHostMemoryNotRegistered = 713,
   kMisalignedAddress = 716,
   kLaunchFailed = 719,
   kNotSupported = 801,
@@ -90,13 +91,17 @@ void give_bytes(int device, size_t bytes);
 size_t bytes_in_use(int device);
 // Tells NVML of all processes what a device of this one has in use; `is_use` if the process now has a
 // context there. Hold the mutex (in_use.cpp).
-void note_in_use(int device, bool is_use);
+void tell_nvml(int device, bool is_use);
 // Address space of a device; an address in it is device memory. Hold the mutex.
 void add_range(uintptr_t start, size_t size);
 void remove_range(uintptr_t start);
 void add_piece(uintptr_t start, size_t size, int device);
 void remove_pieces(uintptr_t start, size_t size);
 bool is_on_device(const void* pointer);  // takes the mutex
+// False if bytes are of a device and not allocated there as a whole. Takes the mutex.
+bool may_access(const void* pointer, size_t size);
+// Whether addresses are in the address space of a device. Hold the mutex.
+bool is_in_range(uintptr_t start, size_t size);
 
 inline size_t round_up(size_t size, size_t step) { return (size + step - 1) / step * step; }
 

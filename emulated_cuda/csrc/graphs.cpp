@@ -2,6 +2,8 @@
 // called for it at each launch of the graph.
 #include "graphs.hpp"
 
+#include "handles.hpp"
+
 #include <map>
 #include <mutex>
 #include <set>
@@ -17,6 +19,7 @@ struct Capture {
 struct Graph {
   uint64_t number, nodes;
 };
+Handles graphs;  // and executable graphs
 std::mutex graphs_mutex;
 std::map<uint64_t, Capture> captures;
 std::map<Stream, uint64_t> capturing;
@@ -42,9 +45,10 @@ int invalidate(uint64_t number) {
 Graph* new_graph(uint64_t number, uint64_t nodes) {
   std::lock_guard<std::mutex> guard(graphs_mutex);
   ++owners[number];
-  return new Graph{number, nodes};
+  return graphs.add(new Graph{number, nodes});
 }
 int destroy(Graph* graph) {
+  if (!graphs.remove(graph)) return fail(kInvalidValue);
   bool is_last;
   {
     std::lock_guard<std::mutex> guard(graphs_mutex);
@@ -69,6 +73,20 @@ void join_capture(Stream stream, uint64_t number, Stream joined) {
   if (found == captures.end()) return;
   found->second.forked.erase(joined);
   if (capturing.insert({stream, number}).second) found->second.forked.insert(stream);
+}
+void forget_captures(Stream stream) {
+  if (!open_captures) return;
+  std::lock_guard<std::mutex> guard(graphs_mutex);
+  uint64_t number = number_of(stream);
+  capturing.erase(stream);
+  auto found = captures.find(number);
+  if (found == captures.end()) return;
+  found->second.is_invalid = true;
+  if (found->second.origin != stream) return;
+  captures.erase(found);
+  for (auto at = capturing.begin(); at != capturing.end();)
+    at = at->second == number ? capturing.erase(at) : std::next(at);
+  --open_captures;
 }
 int check_no_capture(Stream stream) {
   if (!open_captures) return kSuccess;
@@ -160,6 +178,7 @@ API int cudaThreadExchangeStreamCaptureMode(int* mode) { return std::swap(captur
 // ---- Graphs ----
 
 static int instantiate(Graph** exec, const Graph* graph) {
+  if (!graphs.has(graph)) return fail(kInvalidValue);
   return *exec = new_graph(graph->number, graph->nodes), kSuccess;
 }
 API int cudaGraphInstantiate(Graph** exec, const Graph* graph, unsigned long long) { return instantiate(exec, graph); }
@@ -167,6 +186,7 @@ API int cudaGraphInstantiateWithFlags(Graph** exec, const Graph* graph, unsigned
   return instantiate(exec, graph);
 }
 API int cudaGraphLaunch(const Graph* exec, Stream stream) {
+  if (!graphs.has(exec)) return fail(kInvalidValue);
   if (int error = wait_for_stream(stream)) return error;
   if (int error = check_no_capture(stream)) return error;
   for (uint64_t i = 0; i < exec->nodes; ++i) count_work();
@@ -175,7 +195,10 @@ API int cudaGraphLaunch(const Graph* exec, Stream stream) {
 }
 API int cudaGraphDestroy(Graph* graph) { return destroy(graph); }
 API int cudaGraphExecDestroy(Graph* exec) { return destroy(exec); }
-API int cudaGraphGetNodes(const Graph* graph, void**, size_t* count) { return *count = graph->nodes, kSuccess; }
+API int cudaGraphGetNodes(const Graph* graph, void**, size_t* count) {
+  if (!graphs.has(graph)) return fail(kInvalidValue);
+  return *count = graph->nodes, kSuccess;
+}
 NOTHING_TO_DO(cudaGraphDebugDotPrint) NOTHING_TO_DO(cudaGraphRetainUserObject) NOTHING_TO_DO(cudaUserObjectRelease)
 API int cudaUserObjectCreate(void** object, void*, void (*)(void*), unsigned, unsigned) {
   static int placeholder;

@@ -7,6 +7,8 @@
 uint64_t capture_of(Stream stream);
 // Lets a stream take part in a capture, because it waits for an event that `joined` has recorded in it.
 void join_capture(Stream stream, uint64_t number, Stream joined);
+// The stream is destroyed: it takes part in no capture any longer, and ends its own.
+void forget_captures(Stream stream);
 // An error, which makes the capture invalid, if the stream captures; or if any stream does.
 int check_no_capture(Stream stream);
 int check_no_captures();

@@ -54,7 +54,7 @@ static void publish() {
   published = start;
 }
 
-void note_in_use(int device, bool is_use) {
+void tell_nvml(int device, bool is_use) {
   used[device] |= is_use;
   if (!used[device]) return;  // what a forked process frees is its parent's
   int physical = visible_devices()[device];

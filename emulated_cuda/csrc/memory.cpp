@@ -2,9 +2,10 @@
 //
 // Device memory is host memory, reserved and only committed when it is written. Kernels write
 // nothing, so hardly any is unless values are computed.
+#include "figures.hpp"
+#include "machine.hpp"
 #include "pending.hpp"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@ struct Piece {
   size_t size;
   int device;
   bool pooled;
+  bool registered = false;  // memory of the host that the program has allocated
 };
 static std::map<uintptr_t, Piece> device_pieces, host_pieces;
 static std::map<uintptr_t, size_t> ranges;  // start and size
@@ -30,40 +32,22 @@ static size_t in_use[kMostDevices];         // beside the context
 
 // ---- Accounting ----
 
-struct Figures {  // `_FIGURES` in loading/records.py; the file outlives a process that is killed
-  uint64_t most_bytes, missing_bytes;
-};
-static Figures own_figures[kMostDevices];
-static Figures* figures = own_figures;
-
 bool take_bytes(int device, size_t bytes) {
-  size_t wanted = in_use[device] + bytes, usable = settings.total_bytes - settings.context_bytes;
-  if (wanted > usable) {
-    figures[device].missing_bytes = wanted - usable;
+  size_t usable = settings.total_bytes - settings.context_bytes, free = usable - in_use[device];
+  if (bytes > free) {
+    note_missing_bytes(device, bytes - free);
     return false;
   }
+  if (!machine_has(bytes)) return false;
+  size_t wanted = in_use[device] + bytes;
   in_use[device] = wanted;
-  note_in_use(device, true);
-  figures[device].most_bytes = std::max<uint64_t>(figures[device].most_bytes, wanted);
+  tell_nvml(device, true);
+  note_bytes_in_use(device, wanted);
   return true;
-}
-// A forked process begins with figures of its own; it has used no device.
-API int emulated_keep_figures_in(const char* path) {
-  int file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (file < 0) return errno;
-  void* start = ftruncate(file, sizeof own_figures)
-                    ? MAP_FAILED
-                    : mmap(nullptr, sizeof own_figures, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  int error = start == MAP_FAILED ? errno : 0;
-  close(file);
-  if (error) return error;
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  figures = (Figures*)start;
-  return 0;
 }
 void give_bytes(int device, size_t bytes) {
   in_use[device] -= bytes;
-  note_in_use(device, false);
+  tell_nvml(device, false);
 }
 size_t bytes_in_use(int device) { return in_use[device] + settings.context_bytes; }
 
@@ -76,6 +60,9 @@ void remove_pieces(uintptr_t start, size_t size) {
 }
 
 // ---- Device memory ----
+
+// What is too large stays so: rounding must not turn it into nothing.
+static size_t rounded(size_t size) { return size > SIZE_MAX / 2 ? size : round_up(size, kGranularity); }
 
 struct Window {  // address space of a device
   uintptr_t start, next, end;
@@ -118,9 +105,10 @@ API int cudaMalloc(void** out, size_t size) {
   if (!size) return kSuccess;
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = current_device;
-  size_t physical = round_up(size, kGranularity);
+  size_t physical = rounded(size);
+  if (!take_bytes(device, physical)) return fail(kOutOfMemory);
   uintptr_t at = find_addresses(device, physical);
-  if (!at || !take_bytes(device, physical)) return fail(kOutOfMemory);
+  if (!at) return give_bytes(device, physical), fail(kOutOfMemory);
   device_pieces[at] = {size, device, false};
   *out = (void*)at;
   return kSuccess;
@@ -139,6 +127,7 @@ static uint64_t release_threshold[kMostDevices];
 
 static void* pool_handle(int device) { return &pools[device]; }
 static int device_of_pool(void* pool) { return (int)((Pool*)pool - pools); }
+static bool is_pool(void* pool) { return pool >= pools && pool < pools + kMostDevices; }
 
 API int cudaMallocAsync(void** out, size_t size, Stream) {
   *out = nullptr;
@@ -146,6 +135,7 @@ API int cudaMallocAsync(void** out, size_t size, Stream) {
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = current_device;
   Pool& pool = pools[device];
+  if (size > (size_t)settings.address_bytes) return fail(kOutOfMemory);
   size_t taken = round_up(size, kPoolAlignment);
   uintptr_t at = find_addresses(device, round_up(size, kGranularity));
   if (!at) return fail(kOutOfMemory);
@@ -188,6 +178,7 @@ API int cudaDeviceGetDefaultMemPool(void** pool, int device) {
   return kSuccess;
 }
 API int cudaMemPoolTrimTo(void* handle, size_t keep) {
+  if (!is_pool(handle)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = device_of_pool(handle);
   Pool& pool = pools[device];
@@ -200,6 +191,7 @@ API int cudaMemPoolTrimTo(void* handle, size_t keep) {
 }
 enum PoolAttribute { kReuseLast = 3, kThreshold = 4, kReserved, kReservedHigh, kUsed, kUsedHigh };
 API int cudaMemPoolGetAttribute(void* handle, int which, void* value) {
+  if (!is_pool(handle)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = device_of_pool(handle);
   const Pool& pool = pools[device];
@@ -211,6 +203,7 @@ API int cudaMemPoolGetAttribute(void* handle, int which, void* value) {
   return kSuccess;
 }
 API int cudaMemPoolSetAttribute(void* handle, int which, void* value) {
+  if (!is_pool(handle)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = device_of_pool(handle);
   Pool& pool = pools[device];
@@ -224,7 +217,10 @@ NOTHING_TO_DO(cudaMemPoolSetAccess) NOTHING_TO_DO(cudaDeviceSetGraphMemAttribute
 
 API int cudaMemGetInfo(size_t* available, size_t* total) {
   std::lock_guard<std::mutex> guard(memory_mutex);
-  note_in_use(current_device, true);
+  tell_nvml(current_device, true);
+  // torch asks this, once or more, before it raises that the card has no memory left. If it is the machine, that
+  // would be wrong, and it raises this error instead.
+  if (is_problem_of_machine_new()) return fail(kOutOfMemory);
   *total = settings.total_bytes;
   *available = *total - bytes_in_use(current_device);
   return kSuccess;
@@ -235,14 +231,16 @@ API int cudaMemGetInfo(size_t* available, size_t* total) {
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which the headers of older systems lack
 
 // The driver makes all pages of pinned memory resident at once, so they are in the process's memory
-// before they are used. The contents stay, and other threads may be writing them.
-static void make_resident(void* pointer, size_t size) {
+// before they are used. The contents stay, and other threads may be writing them. Returns false if some of it
+// is no memory, or if there is not enough.
+static bool make_resident(void* pointer, size_t size) {
   const uintptr_t page = sysconf(_SC_PAGESIZE);
   const uintptr_t start = (uintptr_t)pointer / page * page, end = round_up((uintptr_t)pointer + size, page);
-  if (!madvise((void*)start, end - start, kPopulateWrite) || errno != EINVAL) return;
+  if (!madvise((void*)start, end - start, kPopulateWrite)) return true;
+  if (errno != EINVAL) return errno != ENOMEM;
   // Linux before 5.14, or a part is read-only: write each page that can be written.
   FILE* maps = fopen("/proc/self/maps", "re");
-  if (!maps) return;
+  if (!maps) return true;
   unsigned long from, to;
   char may_write;
   while (fscanf(maps, "%lx-%lx %*c%c%*[^\n]", &from, &to, &may_write) == 3)
@@ -250,30 +248,37 @@ static void make_resident(void* pointer, size_t size) {
          at += page)
       __atomic_fetch_or((char*)at, 0, __ATOMIC_RELAXED);
   fclose(maps);
+  return true;
 }
 
 API int cudaHostAlloc(void** out, size_t size, unsigned) {
   if (posix_memalign(out, sysconf(_SC_PAGESIZE), std::max<size_t>(size, 1))) return fail(kOutOfMemory);
-  make_resident(*out, size);
+  if (!make_resident(*out, size)) return free(*out), fail(kOutOfMemory);
   std::lock_guard<std::mutex> guard(memory_mutex);
   host_pieces[(uintptr_t)*out] = {size, current_device, false};
   return kSuccess;
 }
 API int cudaMallocHost(void** out, size_t size) { return cudaHostAlloc(out, size, 0); }
-API int cudaHostUnregister(void* pointer) {
+// Forgets pinned memory that begins at `pointer`; false if there is none of this kind.
+static bool forget_host_piece(void* pointer, bool registered) {
   std::lock_guard<std::mutex> guard(memory_mutex);
-  host_pieces.erase((uintptr_t)pointer);
-  return kSuccess;
+  auto found = host_pieces.find((uintptr_t)pointer);
+  if (found == host_pieces.end() || found->second.registered != registered) return false;
+  return host_pieces.erase(found), true;
+}
+API int cudaHostUnregister(void* pointer) {
+  return forget_host_piece(pointer, true) ? kSuccess : fail(kHostMemoryNotRegistered);
 }
 API int cudaFreeHost(void* pointer) {
-  cudaHostUnregister(pointer);
+  if (!pointer) return kSuccess;
+  if (!forget_host_piece(pointer, false)) return fail(kInvalidValue);
   free(pointer);
   return kSuccess;
 }
 API int cudaHostRegister(void* pointer, size_t size, unsigned) {
-  make_resident(pointer, size);
+  if (!pointer || !size || size > SIZE_MAX / 2 || !make_resident(pointer, size)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
-  host_pieces[(uintptr_t)pointer] = {size, current_device, false};
+  host_pieces[(uintptr_t)pointer] = {size, current_device, false, true};
   return kSuccess;
 }
 
@@ -298,10 +303,29 @@ std::pair<uintptr_t, uintptr_t> accessible_around(uintptr_t address) {
   }
   return {0, 0};
 }
+bool is_in_range(uintptr_t start, size_t size) {
+  auto it = ranges.upper_bound(start);
+  return it != ranges.begin() && (--it, start - it->first < it->second && size <= it->second - (start - it->first));
+}
 bool is_on_device(const void* pointer) {
   std::lock_guard<std::mutex> guard(memory_mutex);
-  auto it = ranges.upper_bound((uintptr_t)pointer);
-  return it != ranges.begin() && (--it, (uintptr_t)pointer - it->first < it->second);
+  return is_in_range((uintptr_t)pointer, 1);
+}
+bool may_access(const void* pointer, size_t size) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  uintptr_t at = (uintptr_t)pointer;
+  if (!is_in_range(at, 1)) return true;
+  while (size) {  // an expandable segment has many pieces, one behind the other
+    auto it = device_pieces.upper_bound(at);
+    if (it == device_pieces.begin()) return false;
+    --it;
+    size_t before = at - it->first, piece = round_up(it->second.size, kGranularity);
+    if (before >= piece) return false;
+    size_t step = std::min(size, piece - before);
+    at += step;
+    size -= step;
+  }
+  return true;
 }
 
 enum MemoryType { kUnknownToCuda = 0, kOfHost = 1, kOfDevice = 2 };  // cudaMemoryType, CUmemorytype

@@ -1,5 +1,6 @@
 // Streams and events. Work is done when it is given, but for collectives: what follows waits for those.
 #include "graphs.hpp"
+#include "handles.hpp"
 
 #include <atomic>
 #include <utility>
@@ -11,12 +12,17 @@ uint64_t work_counted() { return work; }
 struct StreamState {
   int priority;
 };
-static int create_stream(Stream* stream, int priority) { return *stream = new StreamState{priority}, kSuccess; }
+static Handles streams, events;
+static int create_stream(Stream* stream, int priority) {
+  return *stream = streams.add(new StreamState{priority}), kSuccess;
+}
 API int cudaStreamCreate(Stream* stream) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithFlags(Stream* stream, unsigned) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithPriority(Stream* stream, unsigned, int priority) { return create_stream(stream, priority); }
 API int cudaStreamDestroy(Stream stream) {
+  if (!streams.remove(stream)) return fail(kInvalidHandle);
   if (pending_jobs) forget_stream(stream);
+  forget_captures(stream);
   return delete (StreamState*)stream, kSuccess;
 }
 API int cudaStreamQuery(Stream stream) { return are_done(jobs_of(stream)) ? kSuccess : kNotReady; }
@@ -30,6 +36,7 @@ API int cudaDeviceSynchronize() {
 }
 API int cudaStreamGetPriority(Stream stream, int* priority) {
   bool is_special = (uintptr_t)stream < 16;  // the default streams are small numbers
+  if (!is_special && !streams.has(stream)) return fail(kInvalidHandle);
   *priority = is_special ? 0 : ((StreamState*)stream)->priority;
   return kSuccess;
 }
@@ -63,8 +70,11 @@ struct Event {
     return found ? *found : Jobs();
   }
 };
-static int create_event(Event** event) { return *event = new Event{false, 0, 0, nullptr, nullptr}, kSuccess; }
+static int create_event(Event** event) {
+  return *event = events.add(new Event{false, 0, 0, nullptr, nullptr}), kSuccess;
+}
 static int record_event(Event* event, Stream stream) {
+  if (!events.has(event)) return fail(kInvalidHandle);
   event->recorded = true;
   event->work = work_counted();
   event->capture = capture_of(stream);
@@ -75,20 +85,27 @@ static int record_event(Event* event, Stream stream) {
 }
 API int cudaEventCreate(Event** event) { return create_event(event); }
 API int cudaEventCreateWithFlags(Event** event, unsigned) { return create_event(event); }
-API int cudaEventDestroy(Event* event) { return delete event, kSuccess; }
+API int cudaEventDestroy(Event* event) {
+  if (!events.remove(event)) return fail(kInvalidHandle);
+  return delete event, kSuccess;
+}
 API int cudaEventRecord(Event* event, Stream stream) { return record_event(event, stream); }
 API int cudaEventRecordWithFlags(Event* event, Stream stream, unsigned) { return record_event(event, stream); }
 API int cudaEventQuery(const Event* event) {
+  if (!events.has(event)) return fail(kInvalidHandle);
   if (event->capture) return fail(kCaptureUnsupported);
   return are_done(event->pending()) ? kSuccess : kNotReady;
 }
-API int cudaEventSynchronize(const Event* event) { return wait_for(event->pending()); }
+API int cudaEventSynchronize(const Event* event) {
+  return events.has(event) ? wait_for(event->pending()) : fail(kInvalidHandle);
+}
 API int cudaStreamWaitEvent(Stream stream, const Event* event) {
+  if (!events.has(event)) return fail(kInvalidHandle);
   join_capture(stream, event->capture, event->stream);
   return give(stream, event->pending()), kSuccess;
 }
 API int cudaEventElapsedTime(float* milliseconds, const Event* start, const Event* end) {
-  if (!start->recorded || !end->recorded) return fail(kInvalidHandle);
+  if (!events.has(start) || !events.has(end) || !start->recorded || !end->recorded) return fail(kInvalidHandle);
   *milliseconds = (float)((int64_t)(end->work - start->work)) * kMillisecondsOfWork;
   return kSuccess;
 }

@@ -72,8 +72,16 @@ namespace solver {
 constexpr const char* kAdvice =
     "The workspaces of this library are not known without a GPU: compute this on the CPU (tensor.cpu()), or measure "
     "on a GPU.";
-RAISED(cusolverDnCreate) RAISED(cusparseCreate) RAISED(cusparseLtInit) RAISED(cufftCreate)
+RAISED(cusolverDnCreate) RAISED(cusparseCreate) RAISED(cufftCreate)
 }  // namespace solver
+
+namespace semi_structured {
+constexpr const char* kAdvice =
+    "Weights with 2:4 sparsity are not emulated: keep the dense weight, whose product has the same values "
+    "(leave out torch.sparse.to_sparse_semi_structured), or use a GPU.";
+// torch calls the second alone if it was refused before.
+RAISED(cusparseLtInit) RAISED(cusparseLtStructuredDescriptorInit)
+}  // namespace semi_structured
 
 namespace blas {
 constexpr const char* kAdvice =

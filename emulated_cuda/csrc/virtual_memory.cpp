@@ -1,6 +1,7 @@
 // The driver's virtual memory, with which torch builds expandable segments: addresses are
 // reserved first, and physical memory is mapped to them piece by piece.
 #include "emulated.hpp"
+#include "handles.hpp"
 
 #include <sys/mman.h>
 
@@ -20,6 +21,8 @@ struct Physical {
   int device;  // -1 for memory of the host
 };
 
+static Handles physical;
+
 API int cuMemGetAllocationGranularity(size_t* size, const AllocationProperties*, int) {
   return *size = kGranularity, kSuccess;
 }
@@ -28,6 +31,7 @@ API int cuMemGetAllocationGranularity(size_t* size, const AllocationProperties*,
 static std::map<uintptr_t, std::pair<void*, size_t>> reservations;
 
 API int cuMemAddressReserve(DevicePointer* out, size_t size, size_t, DevicePointer, unsigned long long) {
+  if (size > SIZE_MAX / 2) return kOutOfMemory;
   size_t mapped = size + kGranularity;
   void* start = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -53,10 +57,11 @@ API int cuMemCreate(Physical** out, size_t size, const AllocationProperties* wan
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = wanted->location.type == kOnDevice ? wanted->location.id : -1;
   if (device >= 0 && (!is_device(device) || !take_bytes(device, size))) return kOutOfMemory;
-  *out = new Physical{size, device};
+  *out = physical.add(new Physical{size, device});
   return kSuccess;
 }
 API int cuMemRelease(Physical* memory) {
+  if (!physical.remove(memory)) return kInvalidValue;
   std::lock_guard<std::mutex> guard(memory_mutex);
   if (memory->device >= 0) give_bytes(memory->device, memory->size);
   delete memory;
@@ -64,11 +69,13 @@ API int cuMemRelease(Physical* memory) {
 }
 API int cuMemMap(DevicePointer start, size_t size, size_t, Physical* memory, unsigned long long) {
   std::lock_guard<std::mutex> guard(memory_mutex);
+  if (!physical.has(memory) || !is_in_range(start, size)) return kInvalidValue;
   add_piece(start, size, memory->device);
   return kSuccess;
 }
 API int cuMemUnmap(DevicePointer start, size_t size) {
   std::lock_guard<std::mutex> guard(memory_mutex);
+  if (!is_in_range(start, size)) return kInvalidValue;
   remove_pieces(start, size);
   madvise((void*)start, size, MADV_DONTNEED);
   return kSuccess;

@@ -90,6 +90,10 @@ class Library:
         """Let NVML of all processes of a machine know what this one has in use."""
         self._functions.emulated_join(machine.encode())
 
+    def note_exit_status(self, status: int) -> None:
+        """Note the exit status of a process that ends without calling C's ``exit``."""
+        self._functions.emulated_note_exit_status(status)
+
     def _take_over_imported_torch(self) -> None:
         """Replace the runtime's functions in torch's libraries, which are loaded already.
 

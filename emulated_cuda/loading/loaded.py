@@ -20,6 +20,8 @@ from emulated_cuda.loading import checks, children, records
 from emulated_cuda.loading.library import Library
 from emulated_cuda.torch_versions import BACKWARD_THREAD, INDUCTOR_SETTINGS
 
+TRITON_DRIVER = "TRITON_LIBCUDA_PATH"
+"""The environment variable that names the folder in which Triton looks for the driver."""
 _kept: list[object] = []
 
 
@@ -166,8 +168,8 @@ def prepare(library: str) -> None:
     os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # Numba would crash with this driver
     for name, value in INDUCTOR_SETTINGS.value.items():
         os.environ.setdefault(name, value)
-    if "TRITON_LIBCUDA_PATH" not in os.environ:
-        os.environ["TRITON_LIBCUDA_PATH"] = str(folder_of_driver(library))
+    if TRITON_DRIVER not in os.environ:
+        os.environ[TRITON_DRIVER] = str(folder_of_driver(library))
 
 
 def folder_of_driver(library: str) -> Path:
@@ -183,11 +185,15 @@ def folder_of_driver(library: str) -> Path:
         folder.mkdir(mode=0o700)
     if not _is_private(folder):
         folder = Path(tempfile.mkdtemp(prefix="emulated-cuda-"))
+    link_driver(folder, library)  # the target never differs: the folder's name depends on it
+    return folder
+
+
+def link_driver(folder: Path, library: str) -> None:
+    """Give the library the names of the driver in `folder`, unless it has them."""
     for name in ("libcuda.so", "libcuda.so.1"):  # which one depends on the version of Triton
-        # The target never differs: the name of the folder depends on it.
         with contextlib.suppress(FileExistsError):
             (folder / name).symlink_to(library)
-    return folder
 
 
 def _is_private(folder: Path) -> bool:

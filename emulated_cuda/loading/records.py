@@ -2,7 +2,7 @@
 
 A process has two files in the folder that the environment names. In one the library keeps the
 figures that it knows itself, so that they remain if the process is killed. The other has what torch
-knows, and is written when the process ends.
+knows and which exception has ended the program, and is written when the process ends.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from emulated_cuda import imports
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
@@ -24,7 +27,10 @@ from emulated_cuda.loading import checks, children
 from emulated_cuda.loading.library import Library
 
 _FIGURES = struct.Struct("QQ")
-"""``Figures`` in csrc/memory.cpp: most bytes in use, and bytes that the last refusal lacked."""
+"""``Device`` in csrc/figures.cpp: most bytes in use, and bytes that the last refusal lacked."""
+_STATUS = struct.Struct("qq")
+"""What follows there: whether the process has called ``exit``, and with which status."""
+STILL_RUNS = "still running"
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,12 @@ class ProcessUse:
     card: Card
     total_bytes: int
     ended: bool
-    """Whether it ended by itself; False if it was killed."""
+    """Whether it ended by itself; False if it was killed or still runs."""
     devices: tuple[DeviceUse, ...]
     """Those that it allocated memory on."""
+    end: str | None = None
+    """Why it is not known whether all of it fits: an exception, an exit status or a signal ended
+    it, or it still runs. None if it ended without an error."""
 
     @property
     def usable_bytes(self) -> int:
@@ -77,12 +86,15 @@ class _Recorder:
         self._card, self._total_bytes = card, total_bytes
         self._highest: dict[int, int] = {}
         """Device -> the highest allocated bytes before the program's last reset of the peak."""
+        self._exception: str | None = None
         imports.call_after("torch", self._follow_resets)
         atexit.register(self._write_end)
         os.register_at_fork(after_in_child=self.begin)
+        self._write_before_exits_without_cleanup()
 
     def begin(self) -> None:
         """Write what is known of this process, whatever happens to it."""
+        self._exception = None
         self._library.keep_figures_in(str(self._folder / f"{os.getpid()}.figures"))
         self._write(None)
         if "multiprocessing.util" in sys.modules:
@@ -98,6 +110,19 @@ class _Recorder:
 
         util.Finalize(None, self._write_end, exitpriority=0)
 
+    def _write_before_exits_without_cleanup(self) -> None:
+        """Write the record before ``os._exit`` too, by which processes of multiprocessing end."""
+        end = os._exit
+
+        @wraps(end)
+        def write_and_end(status: int) -> NoReturn:
+            with suppress(Exception):
+                self._write_end()
+                self._library.note_exit_status(status)
+            end(status)
+
+        os._exit = write_and_end
+
     def _follow_resets(self) -> None:
         from emulated_cuda import torch_private
 
@@ -110,6 +135,7 @@ class _Recorder:
 
     def _write_end(self) -> None:
         self._note_peaks()
+        self._exception = _exception() or self._exception
         ran_out = {index: stats.get("num_ooms", 0) > 0 for index, stats in _stats()}
         self._write({"allocated": self._highest, "ran_out": ran_out})
 
@@ -120,6 +146,7 @@ class _Recorder:
             "card": self._card.name,
             "total_bytes": self._total_bytes,
             "of_torch": of_torch,
+            "exception": self._exception,
         }
         path = self._folder / f"{os.getpid()}.json"
         with suppress(FileNotFoundError):  # the list was made before this process has ended
@@ -134,17 +161,36 @@ def _stats() -> Iterator[tuple[int, dict[str, Any]]]:
             yield index, torch.cuda.memory_stats(index)
 
 
-def read(folder: Path) -> list[ProcessUse]:
-    """Return what the processes wrote that used a device: ranks first, then in order of start."""
-    found = [_process(path) for path in folder.glob("*.json")]
+def _exception() -> str | None:
+    """Return the name of the exception that ends this process; None if none does.
+
+    Python keeps one that nothing caught in `sys.last_type` while it ends, and multiprocessing ends
+    a process while it handles the exception. SystemExit is known by its status.
+    """
+    found = sys.exc_info()[0] or getattr(sys, "last_type", None)
+    return None if found in (None, SystemExit) else found.__name__
+
+
+def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> list[ProcessUse]:
+    """Return what the processes wrote that used a device: ranks first, then in order of start.
+
+    Args:
+        folder: where they wrote.
+        statuses: process -> its status, as `subprocess` returns it, as far as it is known.
+    """
+    found = [_process(path, statuses.get(int(path.stem))) for path in folder.glob("*.json")]
     used = [process for process in found if process.devices]
     return sorted(used, key=lambda p: (p.rank is None, p.rank or 0, p.process))
 
 
-def _process(path: Path) -> ProcessUse:
+def _process(path: Path, status: int | None) -> ProcessUse:
     record = json.loads(path.read_text(encoding="utf-8"))
-    figures = _FIGURES.iter_unpack(path.with_suffix(".figures").read_bytes())
+    figures = path.with_suffix(".figures").read_bytes()
+    size = checks.MOST_DEVICES * _FIGURES.size
     of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}}
+    is_status_known, own_status = _STATUS.unpack(figures[size:])
+    if status is None and is_status_known:
+        status = own_status
     return ProcessUse(
         process=int(path.stem),
         program=record["program"],
@@ -160,7 +206,37 @@ def _process(path: Path) -> ProcessUse:
                 of_torch["allocated"].get(str(index)),
                 of_torch["ran_out"].get(str(index)),
             )
-            for index, (reserved, missing) in zip(range(checks.MOST_DEVICES), figures, strict=True)
+            for index, (reserved, missing) in enumerate(_FIGURES.iter_unpack(figures[:size]))
             if reserved or missing
         ),
+        end=_end(record, status, int(path.stem)),
     )
+
+
+def _end(record: Mapping[str, Any], status: int | None, process: int) -> str | None:
+    """Return `ProcessUse.end`."""
+    if status == 0:
+        return None  # the program has handled any exception
+    exception: str | None = record["exception"]
+    if exception is not None:
+        return exception
+    if status is not None:
+        return f"exit status {status}" if status > 0 else _name_of_signal(-status)
+    if record["of_torch"] is not None:
+        return None
+    return STILL_RUNS if _runs(process) else "a signal"
+
+
+def _name_of_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _runs(process: int) -> bool:
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in ("Z", "X")  # neither a zombie nor dead

@@ -268,3 +268,15 @@ def test_failed_operators_keep_nothing():
         assert torch.cuda.memory_allocated() == before
     finally:
         gc.enable()
+
+
+def test_conversion_to_semi_structured_weights_is_refused_with_what_to_do(monkeypatch):
+    """The conversion of cuSPARSELt raises each time; that of CUTLASS has the weight's values."""
+    weight = torch.tensor([0, 0, 1, 1], dtype=torch.float16, device="cuda").repeat(128, 32)
+    semi_structured = torch.sparse.SparseSemiStructuredTensor
+    monkeypatch.setattr(semi_structured, "_FORCE_CUTLASS", False)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"cusparseLt.*keep the dense weight"):
+            torch.sparse.to_sparse_semi_structured(weight)
+    monkeypatch.setattr(semi_structured, "_FORCE_CUTLASS", True)
+    assert torch.equal(torch.sparse.to_sparse_semi_structured(weight).to_dense(), weight)

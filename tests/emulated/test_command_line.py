@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import struct
 import sys
 
 import pytest
 
 from emulated_cuda import running
+from emulated_cuda.loading import records
 
 TRAIN = """
 import subprocess, sys
@@ -72,12 +74,17 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
     ], run.stderr
     assert run.returncode == 7
     of = "of 1,536.0 MB: fits"
+    early = (
+        "of 1,536.0 MB: ended early (exit status 7); it fitted until then, and whether all of it "
+        "fits is not known"
+    )
     script, worker = "train.py", "at most 12.0 MB allocated, 14.0 MB reserved"
     card = "emulated NVIDIA H100 80GB"
     used, *others = lines(run)
     assert used.startswith(f"{script}, cuda:0, {card}: at most ")
+    assert used.endswith(early)
     assert others == [
-        f"{script}, cuda:1, {card}: at most 300.0 MB allocated, 300.0 MB reserved, {of}",
+        f"{script}, cuda:1, {card}: at most 300.0 MB allocated, 300.0 MB reserved, {early}",
         f"-c, cuda:1, {card}: at most 0.0 MB allocated, 2.0 MB reserved, {of}",
         *[f"{script}, cuda:0, {card}: {worker}, {of}"] * 2,
     ]
@@ -98,7 +105,10 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
         "missing_bytes": 0,
         "out_of_memory": False,
         "ended": True,
+        "end": None,
+        "fits": True,
     }
+    assert [(row["end"], row["fits"]) for row in rows[:2]] == [("exit status 7", None)] * 2
 
 
 CHILDREN = """
@@ -156,8 +166,104 @@ def test_process_that_is_killed_is_listed_with_what_the_library_knows(children):
     assert children.stdout.split()[3] == str(-signal.SIGKILL)
     assert (
         f"{OF_CHILD} allocated unknown, 50.0 MB reserved, of 1,024.0 MB: "
-        "ended by a signal or os._exit; it fitted until then"
+        "ended early (a signal); it fitted until then, and whether all of it fits is not known"
     ) in lines(children)
+
+
+ENDS = """
+import os, signal, sys, torch
+
+def caught():
+    try:
+        raise RuntimeError
+    except RuntimeError as error:
+        sys.last_type = type(error)  # as a debugger leaves it
+    sys.exit(0)
+
+def fail():
+    raise RuntimeError("stops early")
+
+ends = [fail, lambda: sys.exit(3), lambda: sys.exit("text"), lambda: os._exit(4), os.abort,
+        lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: signal.raise_signal(signal.SIGINT),
+        caught, lambda: os._exit(0), lambda: sys.exit(0)]
+for number, end in enumerate(ends):
+    child = os.fork()
+    if child == 0:
+        kept = torch.empty((2 * number + 20) * 2**20, dtype=torch.uint8, device="cuda")
+        end()
+    os.waitpid(child, 0)
+kept = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda")
+raise ValueError("stops early")
+"""
+EARLY = "ended early ({}); it fitted until then, and whether all of it fits is not known"
+
+
+def test_process_that_ends_early_is_not_said_to_fit(emulated, tmp_path):
+    """The line says what ended a process, up to which peak; nothing stays in the temporary folder.
+
+    The processes are forked from a new interpreter, because others do not end as it does.
+    """
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    run = emulated(ENDS, "--no-values", new=True, TMPDIR=str(folder))
+    assert run.returncode == 1
+    expected = [
+        "RuntimeError",
+        "exit status 3",
+        "exit status 1",
+        "exit status 4",
+        "a signal",
+        "a signal",
+        "KeyboardInterrupt",
+    ]
+    ends = [*map(EARLY.format, expected), "fits", "fits", "fits"]
+    by_size = {
+        100.0: EARLY.format("ValueError"),
+        **{20.0 + 2 * i: end for i, end in enumerate(ends)},
+    }
+    assert len(lines(run)) == len(by_size), run.stderr
+    for line in lines(run):
+        words = line.partition(": at most ")[2]
+        size = float(words.partition(" MB reserved")[0].split()[-1])
+        result = words.partition("of 80,640.0 MB: ")[2]
+        assert result == by_size.pop(size), line
+        is_unknown = words.startswith("allocated unknown")
+        assert is_unknown == (result == EARLY.format("a signal")), line
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "fits"),
+    [
+        (-signal.SIGABRT, "SIGABRT", None),
+        (-signal.SIGRTMIN - 1, f"signal {signal.SIGRTMIN + 1}", None),
+        (5, "exit status 5", None),
+        (0, None, True),
+        (None, "a signal", None),
+    ],
+)
+def test_status_of_the_program_says_how_it_ended(tmp_path, status, end, fits):
+    """Where the process could write nothing at its end, its status is what is known of the end."""
+    process = 2**22 + 1  # more than any process has
+    record = {"program": "x.py", "rank": None, "card": "t4", "total_bytes": 2**31}
+    text = json.dumps({**record, "of_torch": None, "exception": None})
+    (tmp_path / f"{process}.json").write_text(text, encoding="utf-8")
+    figures = [2**20, *[0] * 31, 0, 0]
+    (tmp_path / f"{process}.figures").write_bytes(struct.pack("34q", *figures))
+    (used,) = records.read(tmp_path, {} if status is None else {process: status})
+    (row,) = running.rows([used])
+    assert (row["end"], row["fits"], row["ended"]) == (end, fits, False)
+
+
+def test_process_that_still_runs_is_named(tmp_path):
+    """A process that outlives the program is not said to have ended."""
+    record = {"program": "x.py", "rank": None, "card": "t4", "total_bytes": 2**31}
+    text = json.dumps({**record, "of_torch": None, "exception": None})
+    (tmp_path / f"{os.getpid()}.json").write_text(text, encoding="utf-8")
+    (tmp_path / f"{os.getpid()}.figures").write_bytes(struct.pack("34q", 2**20, *[0] * 33))
+    assert next(running.lines(records.read(tmp_path))).endswith(
+        "still running; it has fitted so far"
+    )
 
 
 @pytest.mark.parametrize(

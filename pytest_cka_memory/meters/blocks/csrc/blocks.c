@@ -30,7 +30,12 @@ static __thread Device *last_device;
 void lock_blocks(void) { pthread_mutex_lock(&lock); }
 void unlock_blocks(void) { pthread_mutex_unlock(&lock); }
 uint32_t blocks_in_use(void) { return used; }
-EXPORT uint32_t counter_live(void) { return used; }
+EXPORT uint32_t counter_live(void) {
+    lock_blocks();
+    uint32_t live = used;
+    unlock_blocks();
+    return live;
+}
 
 Device *device_of(int number) {
     for (int i = 0; i < device_count; i++)

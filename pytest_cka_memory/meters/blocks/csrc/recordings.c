@@ -42,9 +42,10 @@ struct Recorded {
     int64_t merged_bytes, host_start_level;
 };
 
-static Recording *volatile recordings;
+static Recording *recordings; /* written under the lock of blocks */
 
-int any_recording(void) { return recordings != NULL; }
+/* May be called without the lock. */
+int any_recording(void) { return __atomic_load_n(&recordings, __ATOMIC_RELAXED) != NULL; }
 
 static uint32_t window_of(const Recording *recording, uint32_t event) {
     return (uint32_t)((uint64_t)event * WINDOWS / (recording->events + 1u));
@@ -209,14 +210,14 @@ Recording *new_recording(int device, uint32_t most) {
     recording->merged_bytes = LEAST_MERGED;
     const Device *host = device_of(CPU_DEVICE);
     recording->host_start_level = host && device != CPU_DEVICE ? host->level : 0;
-    recordings = recording;
+    __atomic_store_n(&recordings, recording, __ATOMIC_RELAXED);
     return recording;
 }
 
 void stop_recording(const Recording *recording) {
-    for (Recording *volatile *at = &recordings; *at; at = &(*at)->next)
+    for (Recording **at = &recordings; *at; at = &(*at)->next)
         if (*at == recording) {
-            *at = recording->next;
+            __atomic_store_n(at, recording->next, __ATOMIC_RELAXED);
             break;
         }
 }

@@ -24,10 +24,10 @@ struct Region {
     Recording *recording; /* NULL unless it was asked for */
 };
 
-static volatile int open_regions;
+static int open_regions; /* written under the lock, and read without it at each allocation */
 
-int any_region_open(void) { return open_regions > 0; }
-EXPORT int counter_open_regions(void) { return open_regions; }
+EXPORT int counter_open_regions(void) { return __atomic_load_n(&open_regions, __ATOMIC_RELAXED); }
+int any_region_open(void) { return counter_open_regions() > 0; }
 
 /* Raise the peaks of a device's regions to its levels. */
 void raise_peaks(const Device *device) {
@@ -120,7 +120,7 @@ EXPORT int counter_open(int number, Region **opened) {
         region->peak_reserved = region->device->reserved;
         region->next = region->device->regions;
         region->device->regions = region;
-        open_regions++;
+        __atomic_add_fetch(&open_regions, 1, __ATOMIC_RELAXED);
         forget_peaks(region->device);
         *opened = region;
     }
@@ -137,7 +137,7 @@ EXPORT void counter_close(Region **opened) {
     for (Region **at = &region->device->regions; *at; at = &(*at)->next)
         if (*at == region) {
             *at = region->next;
-            open_regions--;
+            __atomic_sub_fetch(&open_regions, 1, __ATOMIC_RELAXED);
             forget_peaks(region->device);
             break;
         }

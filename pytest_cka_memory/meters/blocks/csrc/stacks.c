@@ -53,7 +53,7 @@ static Table stacks = {sizeof(Stack), sizeof(Stack), MOST_STACKS, NULL, 0, 0, NU
 static uint32_t generation; /* changes when the tables are emptied */
 static char *prefixes[MOST_PREFIXES];
 static int prefix_kinds[MOST_PREFIXES], prefix_count;
-static volatile int ready;
+static int ready; /* whether the functions of Python are known; written once, read without a lock */
 /* The code of torch.nn.Module.__call__, whose first local is the module, and where that local is in
    an interpreter frame. Found by a trial, because Python has no function for it that copies no locals. */
 static Object module_code;
@@ -63,6 +63,7 @@ static __thread int inside;
 static __thread uint32_t noted, last_taken, last_operator, operator_number;
 static __thread int has_frames; /* whether the stack that was found last has any of this thread */
 
+static int is_ready(void) { return __atomic_load_n(&ready, __ATOMIC_ACQUIRE); }
 void lock_stacks(void) { pthread_mutex_lock(&lock); }
 void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
 
@@ -91,7 +92,7 @@ EXPORT int stacks_prepare(void) {
     locals_in_frame = minor < 11;
     *(void **)&frame_lasti = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
     if (!frame_lasti) frame_lasti = lasti_attribute;
-    ready = 1;
+    __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
     return 1;
 }
 
@@ -336,7 +337,7 @@ static uint32_t walk(void) {
 
 /* Return the number of the calling thread's Python stack. Waits for the interpreter's lock. */
 uint32_t current_stack(void) {
-    if (!ready || inside) return NO_STACK;
+    if (!is_ready() || inside) return NO_STACK;
     if (!py.GILState_GetThisThreadState()) return stack_without_frames();
     if (is_finalizing && is_finalizing()) return NO_STACK; /* waiting would never end */
     inside = 1;
@@ -378,7 +379,7 @@ int is_device_emulated(void) { return emulated_runs_operator != NULL; }
 
 /* Whether this thread still runs the operator that allocated a block with this stack. */
 int in_operator_of(uint32_t stack) {
-    if (stack == NO_STACK || stack != last_taken || last_operator != operator_number || !ready) return 0;
+    if (stack == NO_STACK || stack != last_taken || last_operator != operator_number || !is_ready()) return 0;
     return !py.GILState_Check() || (emulated_runs_operator && emulated_runs_operator());
 }
 
