@@ -53,11 +53,9 @@ REFUSED(cudaMallocManaged)
 }  // namespace managed
 
 namespace symmetric {
-constexpr const char* kAdvice = "Symmetric memory and green contexts are not emulated: use a GPU.";
+constexpr const char* kAdvice = "Symmetric memory is not emulated: use a GPU.";
 REFUSED(cuMulticastAddDevice) REFUSED(cuMulticastBindMem) REFUSED(cuMulticastCreate) REFUSED(cuMulticastUnbind)
-REFUSED(cuMemGetAddressRange) REFUSED(cuMemsetD32Async) REFUSED(cuStreamWriteValue32) REFUSED(cuCtxFromGreenCtx)
-REFUSED(cuDevResourceGenerateDesc) REFUSED(cuDevSmResourceSplitByCount) REFUSED(cuDeviceGetDevResource)
-REFUSED(cuGreenCtxCreate) REFUSED(cuGreenCtxDestroy) REFUSED(cuGreenCtxStreamCreate)
+REFUSED(cuStreamWriteValue32)
 }  // namespace symmetric
 
 namespace modules {

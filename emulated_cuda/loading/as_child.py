@@ -7,11 +7,18 @@ import os
 from emulated_cuda import imports
 from emulated_cuda.loading import children
 
+_FIRST = ("torch", "cuda.bindings", "cupy_backends", "numba_cuda")
+"""Packages that look for a driver: whichever a program imports first."""
+
 
 def load_before_torch() -> None:
-    """Load the device that the environment names as soon as this process imports torch."""
+    """Load the device that the environment names as soon as this process imports torch.
+
+    Other packages that look for a driver load it too.
+    """
     if children.VARIABLE in os.environ:
-        imports.call_before("torch", _load)
+        for module in _FIRST:
+            imports.call_before(module, _load)
 
 
 def _load() -> None:
