@@ -1,5 +1,6 @@
 // Copies and fills, in the host memory that device memory is.
 #include "graphs.hpp"
+#include "profiling.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -101,17 +102,21 @@ static void copy(void* to, const void* from, size_t size) {
   if (writes) note_write(to, size);
 }
 static int copied(void* to, const void* from, size_t size, Stream stream) {
+  ProfiledCallScope profiled(kCallCopy);
   if (int error = wait_for_stream(stream)) return error;
   if (int error = check_read(to, from, size)) return error;
   count_work();
+  profiled.copy(to, from, size, stream);
   if (phase() == kNoOperator && record_work(stream, nullptr, to, from, size)) return kSuccess;
   copy(to, from, size);
   return kSuccess;
 }
 static int copied_2d(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                      size_t height, Stream stream) {
+  ProfiledCallScope profiled(kCallCopy);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
+  profiled.copy(to, from, width * height, stream);
   for (size_t row = 0; row < height; ++row)
     if (phase() != kNoOperator ||
         !record_work(stream, nullptr, (char*)to + row * to_pitch, (const char*)from + row * from_pitch, width))
@@ -140,8 +145,10 @@ API int cudaGetSymbolAddress(void** address, const void*) {
   return *address = variable, kSuccess;
 }
 static int filled(void* start, int value, size_t size, Stream stream) {
+  ProfiledCallScope profiled(kCallFill);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
+  profiled.fill(start, (unsigned)value, size, stream);
   if (phase() != kNoOperator) return kSuccess;
   if (capture_of(stream)) return refuse("cudaMemsetAsync", "A fill outside of torch's operators cannot be captured.");
   if (!value && is_on_device(start)) zero((char*)start, size);
@@ -152,8 +159,10 @@ static int filled(void* start, int value, size_t size, Stream stream) {
 // Fills rows of elements of 1, 2 or 4 bytes.
 int fill_elements(void* start, size_t pitch, unsigned value, int size, size_t width, size_t height, Stream stream) {
   if (size == 1 && height == 1) return filled(start, (int)value, width, stream);
+  ProfiledCallScope profiled(kCallFill);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
+  profiled.fill(start, value, width * size * height, stream);
   if (phase() != kNoOperator) return kSuccess;
   if (capture_of(stream)) return refuse("cuMemsetD*", "A fill outside of torch's operators cannot be captured.");
   for (size_t row = 0; row < height; ++row)

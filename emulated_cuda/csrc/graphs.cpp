@@ -2,6 +2,8 @@
 // called for it at each launch of the graph.
 #include "graphs.hpp"
 
+#include "profiling.hpp"
+
 #include <map>
 #include <mutex>
 #include <set>
@@ -167,9 +169,11 @@ API int cudaGraphInstantiateWithFlags(Graph** exec, const Graph* graph, unsigned
   return instantiate(exec, graph);
 }
 API int cudaGraphLaunch(const Graph* exec, Stream stream) {
+  ProfiledCallScope profiled(kCallGraphLaunch);
   if (int error = wait_for_stream(stream)) return error;
   if (int error = check_no_capture(stream)) return error;
   for (uint64_t i = 0; i < exec->nodes; ++i) count_work();
+  profiled.kernel("a CUDA graph", stream);  // as one piece: which kernels it has is not kept
   auto launch = on_launch.load();
   return launch ? launch(exec->number) : kSuccess;
 }

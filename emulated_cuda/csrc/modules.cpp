@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "graphs.hpp"
+#include "profiling.hpp"
 
 namespace {
 struct Module {
@@ -78,7 +79,9 @@ int launch(const void* handle, Dim3 grid, Dim3 block, size_t shared, Stream stre
     KeepLastError keep;
     return refuse("A launch of a kernel without torch", "No kernel of your own is computed; import torch for Triton's.");
   }
+  ProfiledCallScope profiled(kCallDriverLaunch);
   if (int error = check_launch(grid, block, shared, stream)) return error;
+  if (handle) profiled.kernel(((const Function*)handle)->name.c_str(), stream, grid, block, shared);
   if (!values_are_computed || phase() != kNoOperator) return kSuccess;
   auto function = (const Function*)handle;
   Compute known = compute;

@@ -1,5 +1,6 @@
 // Streams and events. Work is done when it is given, but for collectives: what follows waits for those.
 #include "graphs.hpp"
+#include "profiling.hpp"
 
 #include <atomic>
 #include <utility>
@@ -41,10 +42,12 @@ API int cudaStreamDestroy(Stream stream) {
 }
 API int cudaStreamQuery(Stream stream) { return are_done(jobs_of(stream)) ? kSuccess : kNotReady; }
 API int cudaStreamSynchronize(Stream stream) {
+  ProfiledCallScope profiled(kCallStreamSynchronize);
   if (int error = check_no_capture(stream)) return error;
   return wait_for_stream(stream);
 }
 API int cudaDeviceSynchronize() {
+  ProfiledCallScope profiled(kCallDeviceSynchronize);
   if (int error = check_no_captures()) return error;
   return wait_for_device();
 }

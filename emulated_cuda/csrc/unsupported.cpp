@@ -115,13 +115,3 @@ RAISED(cuFileRead) RAISED(cuFileWrite)
 // ---- The profiler: it finds no device to trace, and records the CPU only ----
 
 NOTHING_TO_DO(cudaProfilerStart) NOTHING_TO_DO(cudaProfilerStop)
-#define UNTRACED(name) \
-  API int cupti##name() { return 27; }  // CUPTI_ERROR_NOT_SUPPORTED
-UNTRACED(ActivityDisable) UNTRACED(ActivityEnable) UNTRACED(ActivityEnableCudaEventDeviceTimestamps)
-UNTRACED(ActivityEnableDriverApi) UNTRACED(ActivityEnableRuntimeApi) UNTRACED(ActivityFlushAll)
-UNTRACED(ActivityGetNextRecord) UNTRACED(ActivityGetNumDroppedRecords) UNTRACED(ActivityPopExternalCorrelationId)
-UNTRACED(ActivityPushExternalCorrelationId) UNTRACED(ActivityRegisterCallbacks)
-UNTRACED(ActivityRegisterTimestampCallback) UNTRACED(ActivitySetAttribute) UNTRACED(EnableCallback)
-UNTRACED(EnableDomain) UNTRACED(Finalize) UNTRACED(GetCallbackName) UNTRACED(GetVersion) UNTRACED(Subscribe)
-UNTRACED(Unsubscribe)
-API int cuptiGetResultString(int, const char** out) { return *out = "the emulated device cannot be profiled", kSuccess; }
