@@ -193,3 +193,18 @@ def test_green_context_has_its_multiprocessors(python):
         "8.0",
         "Invalid number of SMs requested for green context: 133 (device has 132 SMs)",
     ], run.stderr
+
+
+BENCHMARK = """
+import emulated_cuda
+emulated_cuda.load("h100")
+import torch
+torch.backends.cudnn.benchmark = True
+print(torch.nn.Conv2d(3, 8, 3).cuda()(torch.ones(2, 3, 8, 8, device="cuda")).shape[1])
+"""
+
+
+def test_cudnn_finds_all_functions_that_it_looks_up(python):
+    """With cuDNN's benchmark mode nothing is printed: cuDNN prints each function it misses."""
+    run = python("-c", BENCHMARK, forked=True)
+    assert (run.stdout, run.stderr) == ("8\n", "")
