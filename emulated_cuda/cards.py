@@ -33,6 +33,10 @@ class Hardware:
     clock_mhz: int
     memory_clock_mhz: int
     memory_bus_bits: int
+    power_watts: int
+    """Its limit of power."""
+    pci_device: int
+    """The number of this kind of card on the PCI bus."""
 
     @property
     def block_shared_kib(self) -> int:
@@ -60,49 +64,119 @@ def _card(name: str, title: str, total_gib: float, hardware: Hardware) -> Card:
 # The totals were printed by PyTorch on such a card. They vary by about 0.2 GiB with the driver and
 # with ECC; if several were published, this is the smallest. Hardware: device name, compute
 # capability, multiprocessors, L2 in MiB; per multiprocessor KiB of shared memory, threads and
-# blocks; MHz of the multiprocessors and of the memory, and the width of its bus in bits.
+# blocks; MHz of the multiprocessors and of the memory, and the width of its bus in bits; watts
+# and the PCI device, as the product's data sheet and the PCI ID database have them.
 CARDS: Mapping[str, Card] = {
     card.name: card
     for card in (
         _card(
             *("a100", "NVIDIA A100 80GB", 79.25),  # 79.32 in the original notebook
-            Hardware("NVIDIA A100-SXM4-80GB", (8, 0), 108, 40, 164, 2048, 32, 1410, 1593, 5120),
+            Hardware(
+                "NVIDIA A100-SXM4-80GB",
+                (8, 0),
+                108,
+                40,
+                164,
+                2048,
+                32,
+                1410,
+                1593,
+                5120,
+                400,
+                0x20B2,
+            ),
         ),
         _card(
             *("a100-40gb", "NVIDIA A100 40GB", 39.50),
-            Hardware("NVIDIA A100-SXM4-40GB", (8, 0), 108, 40, 164, 2048, 32, 1410, 1215, 5120),
+            Hardware(
+                "NVIDIA A100-SXM4-40GB",
+                (8, 0),
+                108,
+                40,
+                164,
+                2048,
+                32,
+                1410,
+                1215,
+                5120,
+                400,
+                0x20B0,
+            ),
         ),
         _card(
             *("h100", "NVIDIA H100 80GB", 79.11),
-            Hardware("NVIDIA H100 80GB HBM3", (9, 0), 132, 50, 228, 2048, 32, 1980, 2619, 5120),
+            Hardware(
+                "NVIDIA H100 80GB HBM3",
+                (9, 0),
+                132,
+                50,
+                228,
+                2048,
+                32,
+                1980,
+                2619,
+                5120,
+                700,
+                0x2330,
+            ),
         ),
         _card(
             *("h100-nvl", "NVIDIA H100 NVL", 93.00),
-            Hardware("NVIDIA H100 NVL", (9, 0), 132, 50, 228, 2048, 32, 1785, 2619, 6016),
+            Hardware(
+                "NVIDIA H100 NVL", (9, 0), 132, 50, 228, 2048, 32, 1785, 2619, 6016, 400, 0x2321
+            ),
         ),
         _card(
             *("l40", "NVIDIA L40", 44.40),
-            Hardware("NVIDIA L40", (8, 9), 142, 96, 100, 1536, 24, 2490, 9001, 384),
+            Hardware("NVIDIA L40", (8, 9), 142, 96, 100, 1536, 24, 2490, 9001, 384, 300, 0x26B5),
         ),
         _card(
             *("a10", "NVIDIA A10", 21.99),
-            Hardware("NVIDIA A10", (8, 6), 72, 6, 100, 1536, 16, 1695, 6251, 384),
+            Hardware("NVIDIA A10", (8, 6), 72, 6, 100, 1536, 16, 1695, 6251, 384, 150, 0x2236),
         ),
         _card(
             *("v100", "NVIDIA V100 32GB", 31.74),
-            Hardware("Tesla V100-SXM2-32GB", (7, 0), 80, 6, 96, 2048, 32, 1530, 877, 4096),
+            Hardware(
+                "Tesla V100-SXM2-32GB", (7, 0), 80, 6, 96, 2048, 32, 1530, 877, 4096, 300, 0x1DB5
+            ),
         ),
         _card(
             *("t4", "NVIDIA T4", 14.56),
-            Hardware("Tesla T4", (7, 5), 40, 4, 64, 1024, 16, 1590, 5001, 256),
+            Hardware("Tesla T4", (7, 5), 40, 4, 64, 1024, 16, 1590, 5001, 256, 70, 0x1EB8),
         ),
         _card(
             *("rtx4090", "NVIDIA GeForce RTX 4090", 23.52),
-            Hardware("NVIDIA GeForce RTX 4090", (8, 9), 128, 72, 100, 1536, 24, 2520, 10501, 384),
+            Hardware(
+                "NVIDIA GeForce RTX 4090",
+                (8, 9),
+                128,
+                72,
+                100,
+                1536,
+                24,
+                2520,
+                10501,
+                384,
+                450,
+                0x2684,
+            ),
         ),
         _card(
             *("rtx5090", "NVIDIA GeForce RTX 5090", 31.37),
-            Hardware("NVIDIA GeForce RTX 5090", (12, 0), 170, 96, 100, 1536, 24, 2407, 14001, 512),
+            Hardware(
+                "NVIDIA GeForce RTX 5090",
+                (12, 0),
+                170,
+                96,
+                100,
+                1536,
+                24,
+                2407,
+                14001,
+                512,
+                575,
+                0x2B85,
+            ),
         ),
     )
 }

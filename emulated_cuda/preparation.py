@@ -61,7 +61,7 @@ OPERATORS = (
     "aten::_cudnn_attention_forward",
     "aten::_cudnn_attention_backward",
 )
-_libraries: list[Any] = []  # torch removes the kernels of one that is not referenced
+_libraries: list[Any] = []  # torch removes the kernels of a library that is not referenced
 
 
 def switch_off() -> None:

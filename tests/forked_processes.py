@@ -176,6 +176,5 @@ def _load_device_of_parent(environment: Mapping[str, str]) -> None:
         from emulated_cuda.loading import children
         from emulated_cuda.loading.loaded import load
 
-        setting = children.setting_of(environment)
-        setting.pop("records", None)
+        setting = children.arguments_of(environment)
         load(**setting)

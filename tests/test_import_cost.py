@@ -54,7 +54,7 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
             "errors",
             "hookspecs",
             "integrations",
-            "integrations.workers",
+            "integrations.process_roles",
         ),
         *("meters", "meters.device_names"),
         *(

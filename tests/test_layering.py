@@ -25,7 +25,7 @@ PICTURES = {
     """,
     "emulated_cuda": """
         __main__
-        running        site
+        running        site           smi
         loading
         activation
         triton

@@ -1,5 +1,6 @@
 """What a wheel and the metadata promise is what the project has."""
 
+import os
 import re
 import runpy
 import sys
@@ -10,6 +11,7 @@ import pytest
 import setuptools
 from setuptools.config.pyprojecttoml import load_file
 
+import emulated_cuda
 import pytest_cka_memory
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +49,12 @@ def test_every_file_that_a_package_reads_is_installed(package):
     }
     assert ROOT / package / "py.typed" in read
     assert read <= installed
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permission")
+def test_program_of_the_driver_can_be_run():
+    """A wheel keeps the permissions of its files: PATH of emulated processes has ``nvidia-smi``."""
+    assert os.access(Path(emulated_cuda.__file__).parent / "site/programs/nvidia-smi", os.X_OK)
 
 
 @pytest.mark.sources

@@ -72,7 +72,7 @@ static int64_t lanes_for(int64_t columns) {
   return blocks_in(columns) < LANES ? blocks_in(columns) : LANES;
 }
 
-/* Most rows on the right side of a share, a multiple of `wide`. */
+/* Largest number of rows on the right side of a share, a multiple of `wide`. */
 static int64_t rows_of_share(int64_t samples, int64_t wide) {
   return (samples / SHARE > 1 ? samples / SHARE : 1) * wide;
 }

@@ -60,12 +60,6 @@ const std::vector<int>& visible_devices() {
 API int emulated_physical_devices() { return (int)settings.devices; }
 API const Settings* emulated_settings() { return &settings; }
 API void emulated_uuid(int physical, char* text, size_t size) { uuid_text(physical, text, size); }
-API size_t emulated_bytes_in_use(int physical) {
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  for (int device = 0; device < device_count(); ++device)
-    if (visible_devices()[device] == physical) return bytes_in_use(device);
-  return 0;
-}
 
 // ---- Properties ----
 

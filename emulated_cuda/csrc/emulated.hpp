@@ -64,6 +64,7 @@ struct Settings {
   int64_t shared_per_block, shared_per_block_opt_in, shared_per_multiprocessor, l2_bytes;
   int64_t threads_per_multiprocessor, blocks_per_multiprocessor;
   int64_t clock_khz, memory_clock_khz, memory_bus_bits;
+  int64_t power_watts, pci_device;  // of NVML: its limit of power, the number of its kind on the PCI bus
   int64_t devices;       // before CUDA_VISIBLE_DEVICES
   int64_t cuda_version;  // of torch's build: 13020 for 13.2
   int64_t nccl_version;  // of torch's build: 22907 for 2.29.7
@@ -101,6 +102,9 @@ extern std::mutex memory_mutex;
 bool take_bytes(int device, size_t bytes);
 void give_bytes(int device, size_t bytes);
 size_t bytes_in_use(int device);
+// Tells NVML of all processes what a device of this one has in use; `is_use` if the process now has a
+// context there. Hold the mutex (in_use.cpp).
+void note_in_use(int device, bool is_use);
 // Address space of a device; an address in it is device memory. Hold the mutex.
 void add_range(uintptr_t start, size_t size);
 void remove_range(uintptr_t start);

@@ -43,6 +43,7 @@ bool take_bytes(int device, size_t bytes) {
     return false;
   }
   in_use[device] = wanted;
+  note_in_use(device, true);
   figures[device].most_bytes = std::max<uint64_t>(figures[device].most_bytes, wanted);
   return true;
 }
@@ -60,7 +61,10 @@ API int emulated_keep_figures_in(const char* path) {
   figures = (Figures*)start;
   return 0;
 }
-void give_bytes(int device, size_t bytes) { in_use[device] -= bytes; }
+void give_bytes(int device, size_t bytes) {
+  in_use[device] -= bytes;
+  note_in_use(device, false);
+}
 size_t bytes_in_use(int device) { return in_use[device] + settings.context_bytes; }
 
 void add_range(uintptr_t start, size_t size) { ranges[start] = size; }
@@ -229,6 +233,7 @@ NOTHING_TO_DO(cudaMemPoolSetAccess) NOTHING_TO_DO(cudaDeviceSetGraphMemAttribute
 
 API int cudaMemGetInfo(size_t* available, size_t* total) {
   std::lock_guard<std::mutex> guard(memory_mutex);
+  note_in_use(current_device, true);
   *total = settings.total_bytes;
   *available = *total - bytes_in_use(current_device);
   return kSuccess;

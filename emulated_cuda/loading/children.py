@@ -2,7 +2,8 @@
 
 Two environment variables do it: one holds the arguments of
 :func:`emulated_cuda.loading.loaded.load`, and PYTHONPATH begins with a folder whose
-``sitecustomize`` loads the device before torch (:mod:`.as_child`). So ``subprocess``, ``torchrun``
+``sitecustomize`` loads the device before torch (:mod:`.as_child`). PATH begins with a folder that
+has ``nvidia-smi`` (:mod:`emulated_cuda.smi`). So ``subprocess``, ``torchrun``
 and ``multiprocessing`` with any start method work alike. A process that is started with another
 environment, or with one of Python's options ``-I``, ``-E`` and ``-S``, does not have the device.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +21,14 @@ from typing import Any
 from emulated_cuda.errors import DeviceError
 
 VARIABLE = "EMULATED_CUDA"
-"""The arguments of ``load`` as JSON, and ``records``: see :mod:`.records`."""
+"""The arguments of ``load`` as JSON, and what :data:`_OTHERS` names."""
+_OTHERS = ("records", "machine")
+"""What else it has: a folder for :mod:`.records`, and a name for the processes that share cards."""
+PYTHON_VARIABLE = "EMULATED_CUDA_PYTHON"
+"""The interpreter that runs ``nvidia-smi``: a program may be started with another one on PATH."""
 _SITE = str(Path(__file__).parents[1] / "site")
+PROGRAMS = str(Path(_SITE, "programs"))
+"""A folder of programs that a driver installs."""
 
 
 def load_in_children(card: str, devices: int, total_bytes: int, values: bool | None) -> None:
@@ -36,15 +44,33 @@ def environment_with(environment: dict[str, str], **setting: Any) -> dict[str, s
     """Return an environment in which a process has a device.
 
     Args:
-        environment: of a process.
-        setting: arguments of ``load``; what `environment` has of others is kept.
+        environment: the variables of a process.
+        setting: arguments of ``load``. Those that `environment` already has are kept if they are
+            not among these.
     """
-    merged = {**setting_of(environment), **setting}
-    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if _SITE in paths:
-        paths.remove(_SITE)
-    changed = {VARIABLE: json.dumps(merged), "PYTHONPATH": os.pathsep.join([_SITE, *paths])}
-    return {**environment, **changed}
+    merged = {"machine": secrets.token_hex(8), **setting_of(environment), **setting}
+    return {
+        **environment,
+        VARIABLE: json.dumps(merged),
+        PYTHON_VARIABLE: sys.executable,
+        "PYTHONPATH": _with_first(_SITE, environment.get("PYTHONPATH")),
+        "PATH": _with_first(PROGRAMS, environment.get("PATH", os.defpath)),
+    }
+
+
+def _with_first(first: str, paths: str | None) -> str:
+    others = [path for path in paths.split(os.pathsep) if path != first] if paths else []
+    return os.pathsep.join([first, *others])
+
+
+def arguments_of(environment: Any) -> dict[str, Any]:
+    """Return the arguments of ``load`` that an environment holds; empty if it has no device.
+
+    Raises:
+        DeviceError: if it holds something else.
+    """
+    setting = setting_of(environment)
+    return {name: value for name, value in setting.items() if name not in _OTHERS}
 
 
 def setting_of(environment: Any) -> dict[str, Any]:

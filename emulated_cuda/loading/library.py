@@ -37,6 +37,7 @@ class _Settings(ctypes.Structure):
                 *("shared_per_block", "shared_per_block_opt_in", "shared_per_multiprocessor"),
                 *("l2_bytes", "threads_per_multiprocessor", "blocks_per_multiprocessor"),
                 *("clock_khz", "memory_clock_khz", "memory_bus_bits"),
+                *("power_watts", "pci_device"),
                 *("devices", "cuda_version", "nccl_version"),
             )
         ),
@@ -89,6 +90,10 @@ class Library:
     def refuse_launches(self, on: bool) -> None:
         """Refuse launches by the driver's functions: without torch no kernel is computed."""
         self._functions.emulated_refuse_launches(int(on))
+
+    def join(self, machine: str) -> None:
+        """Let NVML of all processes of a machine know what this one has in use."""
+        self._functions.emulated_join(machine.encode())
 
     def _take_over_imported_torch(self) -> None:
         """Replace the runtime's functions in torch's libraries, which are loaded already.
@@ -158,6 +163,8 @@ def _settings(card: Card, devices: int, total_bytes: int, cuda: tuple[int, int])
         clock_khz=hardware.clock_mhz * 1000,
         memory_clock_khz=hardware.memory_clock_mhz * 1000,
         memory_bus_bits=hardware.memory_bus_bits,
+        power_watts=hardware.power_watts,
+        pci_device=hardware.pci_device,
         devices=devices,
         cuda_version=cuda[0] * 1000 + cuda[1] * 10,
         nccl_version=checks.nccl_version(cuda),

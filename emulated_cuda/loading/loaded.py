@@ -121,6 +121,7 @@ def load(
     prepare(_library.path)
     imports.call_after("torch", _prepare_torch)
     children.load_in_children(card, devices, total, values)
+    _library.join(children.setting_of(os.environ)["machine"])
     records.write_at_exit(_library, found, total)
     atexit.register(wait_for_backward_threads)
 

@@ -1,7 +1,7 @@
 """Atomic operations, and tensors in memory that a descriptor describes.
 
-Atomic operations of each program, and of each element, come one after the other. By descriptors
-cards from compute capability 9.0 load and store tiles.
+Atomic operations of each program, and of each element, come one after the other. Kernels for cards
+of compute capability 9.0 or higher may load and store tiles by descriptors.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ in_single_precision(
         "arith.flush_denormals": lambda a: a,
         "tt.precise_divf": torch.div,
         "tt.approx_divf": torch.div,
-        # Rounded to the nearest: torch's own in single precision is not, with MKL.
+        # In double precision first: with MKL, torch does not round single precision to the nearest.
         "tt.precise_sqrt": lambda a: a.double().sqrt().to(a.dtype),
         "math.sqrt": torch.sqrt,
         "math.rsqrt": torch.rsqrt,
@@ -102,7 +102,7 @@ def clamp(op: Operation) -> Compute:
 
 @operation("math.sincos")
 def sine_and_cosine(op: Operation) -> Compute:
-    """Both of an angle."""
+    """The sine and the cosine of an angle."""
     return lambda programs, value: [torch.sin(value), torch.cos(value)]
 
 

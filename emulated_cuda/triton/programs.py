@@ -94,7 +94,7 @@ class Step:
     spare: tuple[int, ...]
     """Positions of operands whose memory the result may take."""
     dtype: torch.dtype | None
-    """Of a result that may take an operand's memory."""
+    """The dtype of a result that may take an operand's memory."""
     operands: tuple[str, ...]
     results: tuple[str, ...]
     released: tuple[str, ...]

@@ -196,7 +196,7 @@ def scan(op: Operation) -> Compute:
 
 @control("tt.map_elementwise")
 def map_elements(op: Operation) -> Compute:
-    """A function of single elements, or of several in a row, which may branch."""
+    """Apply a function, which may branch, to each element or to each few consecutive ones."""
     (code,) = prepare(op.regions[0])
     pack = op.integer("pack")
 

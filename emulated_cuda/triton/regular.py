@@ -36,7 +36,7 @@ def _both(function: Callable[[Progression, Progression], Any]) -> Compute:
 
 @on_progressions("arith.addi", "arith.subi")
 def sum_or_difference(op: Operation) -> Compute:
-    """The bases and the steps are added, or subtracted."""
+    """Add or subtract two progressions: their bases, and their steps."""
     sign = 1 if op.name == "arith.addi" else -1
 
     def compute(a: Progression, b: Progression) -> Any:
@@ -50,7 +50,7 @@ def sum_or_difference(op: Operation) -> Compute:
 
 @on_progressions("arith.muli")
 def product(op: Operation) -> Compute:
-    """One of the two is a number."""
+    """Multiply a progression by a number; other products are not progressions."""
 
     def compute(a: Progression, b: Progression) -> Any:
         if not b.is_one_number:
@@ -178,7 +178,7 @@ def _decided(name: str, a: tuple[int, int], b: tuple[int, int]) -> bool | None:
 
 @on_progressions("arith.andi", "arith.ori")
 def both_masks(op: Operation) -> Compute:
-    """A mask with one that is true or false everywhere."""
+    """Combine two masks, if one of them is true or false everywhere."""
     is_and = op.name == "arith.andi"
     function = torch.bitwise_and if is_and else torch.bitwise_or
 

@@ -139,7 +139,7 @@ def nested_alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sparse_alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a sparse CPU tensor whose parts have the memory of a sparse tensor's on the device."""
+    """Return a sparse CPU tensor whose parts share the memory of a device tensor's parts."""
     shape = tuple(tensor.shape)
     if tensor.layout is torch.sparse_coo:
         indices, values = map(alias, torch_private.sparse_parts(tensor))

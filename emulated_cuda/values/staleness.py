@@ -43,7 +43,7 @@ _known_work = 0
 _ignoring = 0
 """How many operators run whose results are known, whatever kernels they launch."""
 _unknown: str | None = None
-"""Why storages that are not fresh are not known; None if no unknown kernel has run."""
+"""Why storages outside `_fresh` have unknown values; None if no unknown kernel has run."""
 
 
 def is_possible() -> bool:

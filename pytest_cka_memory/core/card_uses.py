@@ -27,7 +27,7 @@ class CardUse:
     peak_bytes: int
     """Highest live level of the test's regions; up to the error if the test failed."""
     reserved_bytes: int
-    """Most that the allocator held in them."""
+    """The most that the allocator held in them."""
     result: str
     """``fits``, ``out of memory``, ``failed`` (for another reason) or ``skipped``."""
     missing_bytes: int | None = None

@@ -84,6 +84,10 @@ DRIVER = "driver"
 """Memory of the card as its driver counts it."""
 TIMELINE = "timeline"
 """Each allocation and release, for a picture. It is no figure."""
+OUTSIDE_ADVICE = (
+    "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
+    "lists the processes that use the card"
+)
 _NOT_MEASURED = "it was not measured: an exception ended the region"
 NOT_OF_DEVICE = frozenset({PROCESS})
 """Additions whose figures count something else than memory of the measured device."""
@@ -280,8 +284,7 @@ class AdditionalFigures:
             never_negative=True,
             measured_by=DRIVER,
             unknown_because="this device has no driver that counts its memory",
-            advice="this is memory of the CUDA context, NCCL, other libraries or other processes: "
-            "nvidia-smi lists the processes that use the card",
+            advice=OUTSIDE_ADVICE,
         ),
     ]:
         """Highest memory outside torch's allocator above that at entry; None if unknown."""

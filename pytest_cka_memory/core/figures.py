@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 from pytest_cka_memory.core.conditions import OF_OPERATORS, OF_SCRATCH
 from pytest_cka_memory.core.decoder import decode
-from pytest_cka_memory.core.figure_rows import AdditionalFigures, Figure
+from pytest_cka_memory.core.figure_rows import DRIVER, OUTSIDE_ADVICE, AdditionalFigures, Figure
 from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import MB
@@ -317,6 +317,54 @@ class RegionRecord(AdditionalFigures):
         # Most regions have no batches, and this is read several times for each.
         return growth_bytes_per_batch(self.timeline) if self.timeline else None
 
+    @property
+    def reserved_growth_bytes_per_batch(
+        self,
+    ) -> Annotated[
+        float | None,
+        Figure(
+            "growth of the reserve per batch",
+            "Rise of the highest reserve per batch; null with fewer than five full batches, and if "
+            "the device has no reserve.",
+            column="reserved/b",
+            legend="rise of the reserve per batch, from 5 full batches on",
+            position=8,
+            importance=4,
+            only_if_not_zero=True,
+            advice="the allocator finds no free block that is large enough and takes new segments: "
+            "with PYTORCH_ALLOC_CONF=expandable_segments:True, and without max_split_size_mb, it "
+            "joins what is free",
+        ),
+    ]:
+        """Growth of the reserve at batch boundaries, by the rule of ``growth_bytes_per_batch``."""
+        if not self.timeline:
+            return None
+        return growth_bytes_per_batch(self.timeline, level="reserved_bytes")
+
+    @property
+    def outside_growth_bytes_per_batch(
+        self,
+    ) -> Annotated[
+        float | None,
+        Figure(
+            "growth outside torch's allocator per batch",
+            "Rise of the highest level outside torch's allocator per batch; null with fewer than "
+            "five full batches.",
+            column="outside/b",
+            legend="its growth per batch, from 5 full batches on",
+            position=14,
+            importance=4,
+            only_if_not_zero=True,
+            measured_by=DRIVER,
+            unknown_because="this device has no driver that counts its memory",
+            advice=OUTSIDE_ADVICE,
+        ),
+    ]:
+        """Growth outside torch's allocator; see :mod:`pytest_cka_memory.core.growth`."""
+        if self.outside_start_bytes is None or not self.timeline:
+            return None
+        return growth_bytes_per_batch(self.timeline, level="outside_bytes")
+
     def in_mb(self, figure: str) -> float | None:
         """Return a figure in MB: ``in_mb("peak_bytes")``."""
         size = getattr(self, figure)
@@ -415,7 +463,7 @@ def _is_shown(row: Figure, records: Sequence[RegionRecord]) -> bool:
 def rounded_figures(record: RegionRecord) -> dict[str, int | None]:
     """Return the compared figures in whole bytes; growth is rounded up and never negative.
 
-    One that stands in the place of another is left out if the meter does not know it.
+    A figure that may replace another (``in_place_of``) is left out if the meter does not know it.
     """
     values = {name: getattr(record, name) for name in COMPARED}
     return {

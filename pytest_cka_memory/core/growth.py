@@ -91,6 +91,11 @@ class Sample:
     Growth is computed without it."""
     may_have_garbage: bool = False
     """Whether there may be more garbage than that: it was not looked for at this boundary."""
+    reserved_bytes: int | None = None
+    """Held by the allocator at the boundary; None if the device has no reserve."""
+    outside_bytes: int | None = None
+    """In use on the card at the boundary, but not in the allocator's reserve; None unless the
+    region measures the driver."""
 
     @property
     def in_use_bytes(self) -> int:
@@ -119,10 +124,22 @@ class JudgedGrowth:
     bytes_per_batch: float
 
 
-def growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float | None:
-    """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches."""
-    found = judged_growth(samples, warmup)
-    return None if found is None else found.bytes_per_batch
+IN_USE = "in_use_bytes"
+"""The attribute of a sample whose growth is judged unless another is named."""
+
+
+def growth_bytes_per_batch(
+    samples: Sequence[Sample], warmup: int = 1, level: str = IN_USE
+) -> float | None:
+    """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches.
+
+    Args:
+        samples: one for each batch.
+        warmup: batches at the start that are not judged.
+        level: the attribute of a sample that is judged; None is returned if it is not known.
+    """
+    growth = judged_growth(samples, warmup, level)
+    return None if growth is None else growth.bytes_per_batch
 
 
 def garbage_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float:
@@ -138,7 +155,9 @@ def garbage_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -
     return 0 if growth is None or rise is None else max(0, rise - max(0, growth))
 
 
-def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | None:
+def judged_growth(
+    samples: Sequence[Sample], warmup: int = 1, level: str = IN_USE
+) -> JudgedGrowth | None:
     """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches.
 
     The last 2h full batches after the warm-up, with h even, are split into halves; growth is
@@ -146,12 +165,20 @@ def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | 
     line, it is not affected by a single step, or by a level that alternates between batches, as
     in loops over ``zip`` or ``enumerate``.
 
-    Samples that may have garbage are left out. The two maxima may then be more or less than h
-    batches apart, and growth is their difference divided by the batches between them. If the
-    second half has no other samples, the batches up to the last other sample are judged.
+    Samples that may have garbage are left out of the growth of what is in use. The two maxima may
+    then be more or less than h batches apart, and growth is their difference divided by the batches
+    between them. If the second half has no other samples, the batches up to the last other sample
+    are judged.
     """
     judged = full_batches(samples)[warmup:]
-    known = [place for place, sample in enumerate(judged) if not sample.may_have_garbage]
+    levels = [getattr(sample, level) for sample in judged]
+    if None in levels:
+        return None
+    known = [
+        place
+        for place, sample in enumerate(judged)
+        if level != IN_USE or not sample.may_have_garbage
+    ]
     if known and MIN_JUDGED_BATCHES <= known[-1] + 1 <= len(judged) - _half(len(judged)):
         judged = judged[: known[-1] + 1]
     half = _half(len(judged))
@@ -164,7 +191,7 @@ def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | 
     if is_complete:
         before, after = list(range(second - half, second)), list(range(second, len(judged)))
     (low, start), (high, end) = (
-        max((judged[place].in_use_bytes, place) for place in places) for places in (before, after)
+        max((levels[place], place) for place in places) for places in (before, after)
     )
     growth = (high - low) / (half if is_complete else end - start)
     return JudgedGrowth(judged[second - half], judged[start], judged[-1], growth)

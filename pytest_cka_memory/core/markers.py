@@ -63,7 +63,9 @@ _ROWS = (
     Marker(
         "flat_per_batch",
         "flat_per_batch(tolerance_mb=0.0, warmup=1)",
-        "live memory may grow at most `tolerance_mb` MB per batch after `warmup` batches.",
+        "live memory may grow at most `tolerance_mb` MB per batch after `warmup` batches; `of` "
+        "judges the reserve ('reserved') or the card's memory outside torch's allocator "
+        "('outside').",
         f"{_LIMITS}:flat_per_batch",
     ),
     Marker(

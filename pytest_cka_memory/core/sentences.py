@@ -1,7 +1,11 @@
 """What reports say of a figure: how much of it was garbage, and how much is explained."""
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import garbage_growth_bytes_per_batch
+from pytest_cka_memory.core.growth import (
+    garbage_growth_bytes_per_batch,
+    growth_bytes_per_batch,
+    judged_growth,
+)
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import format_exact, format_with_unit
 
@@ -61,6 +65,39 @@ def note_on_growth(record: RegionRecord, warmup: int, tolerance_bytes: int) -> s
         f"garbage in reference cycles rises by {format_exact(rise)} per batch, to {last}, until "
         f"Python's collector runs, and is not judged{named}; what to do: {_repair(record)} frees "
         "it; the marker no_cycles fails a test that leaves any"
+    )
+
+
+_LEAST_RISE = 0.05
+"""A level that rises by less than this share of it in the second half of the batches is not noted:
+the allocator takes segments of 2 and 20 MB, and a step at any time is usual."""
+
+
+def note_on_reserve(record: RegionRecord, warmup: int = 1) -> str:
+    """Return a sentence on a reserve that rises while what is in use does not; else nothing."""
+    if (growth_bytes_per_batch(record.timeline, warmup) or 0) > 0:  # that is the cause
+        return ""
+    return _rise_of(record, warmup, "reserved", "the allocator's reserve")
+
+
+def note_on_outside(record: RegionRecord, warmup: int = 1) -> str:
+    """Return a sentence on a rise outside torch's allocator; else nothing."""
+    return _rise_of(record, warmup, "outside", "the card's memory outside torch's allocator")
+
+
+def _rise_of(record: RegionRecord, warmup: int, of: str, words: str) -> str:
+    level = f"{of}_bytes"
+    growth = judged_growth(record.timeline, warmup, level)
+    if growth is None or growth.bytes_per_batch <= 0:
+        return ""
+    last_bytes = getattr(growth.last, level)
+    if last_bytes - getattr(growth.reference, level) < _LEAST_RISE * last_bytes:
+        return ""
+    in_use = ", while what is in use does not rise" if of == "reserved" else ""
+    return (
+        f"{words} rises by {format_with_unit(growth.bytes_per_batch)} per batch, to "
+        f"{format_with_unit(last_bytes)}{in_use}, and is not judged; what to do: "
+        f"flat_per_batch(of={of!r}) judges it"
     )
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figure_rows import NOT_OF_DEVICE
@@ -65,13 +65,15 @@ class Limit(ABC):
     scope: str = field(default="function", kw_only=True)
     """What it is judged over: each region of a test, or all tests of a ``class`` or ``module``."""
 
-    reports_host: ClassVar[bool] = False
-    """Whether it reports what several batches have left on the host, which it does not judge."""
-
     @property
     def addition(self) -> str:
         """What must be measured in addition to judge it, as in ``ADDITIONS``; empty if nothing."""
         return ""
+
+    @property
+    def reports_host(self) -> bool:
+        """Whether it reports, unjudged, what several batches have left on the host."""
+        return False
 
     @property
     def judges_device(self) -> bool:

@@ -59,7 +59,7 @@ _NO_GRAD = (
 _ENTRY = "[]"
 _OF_GRAPH = ".grad_fn"
 _OF_MODULES = {"._parameters", "._buffers", "._modules"}
-"""Attributes of a module whose keys are names of attributes, too."""
+"""Dicts of a module in which each key is also the name of an attribute of the module."""
 _CONTAINERS = (list, tuple, deque, set, frozenset)
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from pytest_cka_memory.errors import RankError
-from pytest_cka_memory.integrations.workers import Rank
+from pytest_cka_memory.integrations.process_roles import Rank
 
 SHORT_WAIT_S = 5.0
 """How long a rank that is being stopped still waits for the others."""

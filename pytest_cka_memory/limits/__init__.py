@@ -11,6 +11,7 @@ from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.limits.figures import (
+    LEVELS,
     CardMemory,
     FitsCards,
     FlatPerBatch,
@@ -162,20 +163,30 @@ def no_cycles() -> Maximum:
     return Maximum("no_cycles", "cycle_bytes", 0)
 
 
-def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBatch:
-    """Return a limit on the growth of live memory per batch.
+def flat_per_batch(
+    tolerance_mb: object = 0.0, warmup: object = 1, *, of: object = "allocated"
+) -> FlatPerBatch:
+    """Return a limit on the growth of live memory, or of another level, per batch.
 
     Args:
         tolerance_mb: growth that is allowed, in MB (2**20 bytes), or a text such as ``'4 KiB'``.
         warmup: batches at the start that are not judged.
+        of: ``"allocated"``, what is in use; ``"reserved"``, the allocator's reserve; or
+            ``"outside"``, the card's memory outside torch's allocator.
 
     Raises:
         SizeError: if `tolerance_mb` is not a valid size.
-        LimitError: if `warmup` is not a whole number of batches.
+        LimitError: if `warmup` is not a whole number of batches, or `of` is no such level.
     """
     tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
     assert isinstance(warmup, int), "checked"
-    return FlatPerBatch(f"flat_per_batch{given}", tolerance_bytes, warmup)
+    if of == "process":
+        raise LimitError("of='process': write flat_process_per_batch, which judges steady growth")
+    if not isinstance(of, str) or of not in LEVELS:
+        raise LimitError(f"of={of!r}: write one of {', '.join(map(repr, LEVELS))}")
+    text = f"flat_per_batch{given}"
+    text = text if of == "allocated" else with_argument(text, f"of={of!r}")
+    return FlatPerBatch(text, tolerance_bytes, warmup, of=of)
 
 
 def flat_process_per_batch(

@@ -2,12 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import NamedTuple
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
+from pytest_cka_memory.core.growth import (
+    IN_USE,
+    MIN_JUDGED_BATCHES,
+    full_batches,
+    growth_bytes_per_batch,
+)
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.sentences import note_on_growth, part_of_message
+from pytest_cka_memory.core.sentences import (
+    note_on_growth,
+    note_on_outside,
+    note_on_reserve,
+    part_of_message,
+)
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.limits.process import whose
 from pytest_cka_memory.units import counted, format_exact, format_with_unit
@@ -73,45 +83,96 @@ class Maximum(Limit):
         return Breach(self.text, self.allowed_bytes, measured, message, self.figure)
 
 
-_GROWTH = "growth_bytes_per_batch"
+class Level(NamedTuple):
+    """A level whose growth can be limited."""
+
+    figure: str
+    """The growth in the record, after one batch of warm-up."""
+    sample: str
+    """The attribute of a sample."""
+    words: str
+    """What grows, as the start of a message; empty for what is in use."""
+
+
+LEVELS = {
+    "allocated": Level("growth_bytes_per_batch", IN_USE, ""),
+    "reserved": Level("reserved_growth_bytes_per_batch", "reserved_bytes", "the reserve "),
+    "outside": Level(
+        "outside_growth_bytes_per_batch",
+        "outside_bytes",
+        "the card's memory outside torch's allocator ",
+    ),
+}
+"""The argument ``of`` of ``flat_per_batch`` -> what is judged."""
 
 
 @dataclass(frozen=True)
 class FlatPerBatch(Limit):
-    """Live memory may grow by at most ``tolerance_bytes`` per batch, after ``warmup`` batches."""
+    """A level may grow by at most ``tolerance_bytes`` per batch, after ``warmup`` batches."""
 
     tolerance_bytes: int
     warmup: int
     unit: str = "batch"
     """What is judged in its messages: a batch, or a repeated run of the test."""
-    reports_host: ClassVar[bool] = True
+    of: str = "allocated"
+    """Which of :data:`LEVELS`."""
+    others: frozenset[str] = frozenset()
+    """The levels that other limits of the test judge, so that this one does not mention them."""
+
+    @property
+    def reports_host(self) -> bool:
+        return self.of == "allocated"
+
+    @property
+    def addition(self) -> str:
+        return FIGURES[LEVELS[self.of].figure].measured_by
 
     def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
-        """Return the verdict, and what it leaves out: garbage, and tensors on the host."""
+        """Return the verdict, and what it leaves out, if that rises."""
+        if self.of != "allocated":
+            return [self.judge(record)]
         garbage = note_on_growth(record, self.warmup, self.tolerance_bytes)
-        left = _left_on_host(record.host_retained)
-        return [
-            self.judge(record),
-            Unjudged(f"{self.text} of garbage", garbage) if garbage else None,
-            Unjudged(f"{self.text} on the host", left) if left else None,
-        ]
+        left_out = {
+            "of garbage": garbage,
+            "of the reserve": "reserved" not in self.others
+            and note_on_reserve(record, self.warmup),
+            "outside the allocator": "outside" not in self.others
+            and note_on_outside(record, self.warmup),
+            "on the host": _left_on_host(record.host_retained),
+        }
+        reasons = ((f"{self.text} {what}", reason) for what, reason in left_out.items() if reason)
+        return [self.judge(record), *(Unjudged(*each) for each in reasons)]
 
     def judge(self, record: RegionRecord) -> Verdict:
-        """Return None or a breach; too few batches are a breach that says how many are missing."""
-        growth = growth_bytes_per_batch(record.timeline, self.warmup)
+        """Return None, a breach, or why the device cannot be judged.
+
+        Too few batches are a breach that says how many are missing.
+        """
+        level = LEVELS[self.of]
+        growth = growth_bytes_per_batch(record.timeline, self.warmup, level.sample)
         if growth is None:
+            if any(getattr(sample, level.sample) is None for sample in record.timeline):
+                return Unjudged(self.text, FIGURES[level.figure].unknown_because)
             return self._breach(None, self._missing(record))
         if growth <= self.tolerance_bytes:
             return None
         message = (
-            f"grew by {format_exact(growth)} per {self.unit} over "
+            f"{level.words}grew by {format_exact(growth)} per {self.unit} over "
             f"{counted(record.batches, self.unit)}, allowed {format_exact(self.tolerance_bytes)} "
-            f"per {self.unit}{part_of_message(record, _GROWTH)}"
+            f"per {self.unit}{part_of_message(record, level.figure)}{self._beside(record)}"
         )
         return self._breach(growth, message)
 
+    def _beside(self, record: RegionRecord) -> str:
+        """Return what grew in use meanwhile, as the end of a message on another level."""
+        if self.of == "allocated":
+            return ""
+        in_use = growth_bytes_per_batch(record.timeline, self.warmup) or 0.0
+        return f"; what is in use grew by {format_with_unit(max(0.0, in_use))} per {self.unit}"
+
     def _breach(self, growth: float | None, message: str) -> Breach:
-        return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH, warmup=self.warmup)
+        figure = LEVELS[self.of].figure
+        return Breach(self.text, self.tolerance_bytes, growth, message, figure, warmup=self.warmup)
 
     def _missing(self, record: RegionRecord) -> str:
         if not record.timeline:

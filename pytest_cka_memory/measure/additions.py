@@ -1,6 +1,6 @@
 """What a region measures in addition to its device's memory, if it is asked for."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,13 +16,16 @@ _CLASSES = {
     CYCLES: ("pytest_cka_memory.measure.cycles", "Cycles"),
     PROCESS: ("pytest_cka_memory.measure.system", "ProcessMemory"),
     DRIVER: ("pytest_cka_memory.measure.system", "DriverMemory"),
-    TIMELINE: ("pytest_cka_memory.measure.timeline", "Timeline"),
+    TIMELINE: ("pytest_cka_memory.measure.memory_timeline", "Timeline"),
 }
 """Name of an addition -> module and name of the subclass of :class:`Addition` that measures it."""
 
 
 class Addition:
-    """One addition, for one region; it does nothing. It must not keep a tensor alive."""
+    """Base class of the additions, which measures nothing. Each region has objects of its own.
+
+    They must not keep a tensor alive.
+    """
 
     def boundary(self) -> None:
         """Measure at a batch boundary."""
@@ -41,6 +44,10 @@ class Addition:
 
     def close(self) -> None:
         """Stop measuring; called once, also after an exception."""
+
+    def outside(self) -> Sequence[int | None] | None:
+        """Return the bytes outside the allocator at each batch boundary; None if not measured."""
+        return None
 
     def fields(self) -> dict[str, Any]:
         """Return fields of the region's record, after cleaning."""

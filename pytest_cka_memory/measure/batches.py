@@ -115,6 +115,7 @@ class BatchSamples:
                 peak_bytes=boundary.peak_bytes,
                 garbage_bytes=boundary.garbage_bytes,
                 may_have_garbage=boundary.may_have_garbage,
+                reserved_bytes=boundary.reserved_bytes,
             )
             for number, boundary in enumerate(self._boundaries, 1)
         )
@@ -129,7 +130,10 @@ class BatchSamples:
         reading, peak_bytes, serial = self._peaks.sample()
         garbage_bytes = self._note_peak(peak_bytes).requested_bytes
         level = reading.requested_bytes - garbage_bytes
-        boundary = _Boundary(size, reading.allocated_bytes, level, garbage_bytes, peak_bytes)
+        boundary = _Boundary(
+            *(size, reading.allocated_bytes, level, garbage_bytes, peak_bytes),
+            reserved_bytes=reading.reserved_bytes,
+        )
         self._boundaries.append(boundary)
         self.serials.append(serial)
         levels = self._of_size.setdefault(size, _Levels())
@@ -307,6 +311,7 @@ class _Boundary:
     garbage_bytes: int
     peak_bytes: int
     may_have_garbage: bool = False
+    reserved_bytes: int | None = None
 
     def take_for_garbage(self, more_bytes: int) -> None:
         """Take more of the level for garbage."""
@@ -345,10 +350,10 @@ class _Levels:
 
 
 def _rhythm(levels: Sequence[int]) -> tuple[int, int]:
-    """Return after how many batches all do the same again, and the number of the highest.
+    """Return the period of the levels in batches, and the number of the highest in the last one.
 
-    They do if nearly all levels differ from the one a period before by the same number of bytes;
-    some may be too high, because garbage counts in them.
+    Levels have a period if nearly all differ by the same number of bytes from the level one period
+    before. Some may be too high, because they include garbage. Without a period the result is 1, 0.
     """
     count = len(levels)
     for period in range(1, _LONGEST_PERIOD + 1):

@@ -253,7 +253,7 @@ class FoundGarbage(Addition):
             self._holdings = cycles.live_holdings(cycles.described_garbage(garbage, kept))
 
     def fields(self) -> dict[str, Any]:
-        return {"garbage": self._holdings}
+        return {"garbage": self._holdings} if self._holdings else {}
 
 
 _EARLY_BATCHES = 2

@@ -43,6 +43,10 @@ class FigureAttributes:
     reserved_increase_mb: float | None
     growth_bytes_per_batch: float | None
     growth_mb_per_batch: float | None
+    reserved_growth_bytes_per_batch: float | None
+    reserved_growth_mb_per_batch: float | None
+    outside_growth_bytes_per_batch: float | None
+    outside_growth_mb_per_batch: float | None
     completed: bool
     garbage_left: bool
     garbage_freed: bool

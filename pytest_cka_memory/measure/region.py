@@ -106,7 +106,13 @@ class Region(FigureAttributes):
     @property
     def timeline(self) -> tuple[Sample, ...]:
         """One sample per batch boundary so far."""
-        return self._samples.timeline()
+        timeline = self._samples.timeline()
+        for addition in self._additions:
+            outside = addition.outside()
+            if outside is not None:
+                pairs = zip(timeline, outside, strict=False)  # a boundary may just be sampled
+                timeline = tuple(replace(it, outside_bytes=level) for it, level in pairs)
+        return timeline
 
     @property
     def record(self) -> RegionRecord:
@@ -251,8 +257,9 @@ class Region(FigureAttributes):
                 garbage_at_peak_bytes=self._samples.garbage_at_peak(closed.end.peak_bytes),
                 garbage_freed=self._samples.freed_garbage,
             )
-            for addition in self._additions:
-                record = replace(record, **addition.fields())
+            added = dict(pair for each in self._additions for pair in each.fields().items())
+            if added:
+                record = replace(record, **added)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = record if completed else replace(record, completed=False)
             if not completed:

@@ -1,7 +1,7 @@
 """Memory as the system counts it: of the process and its children, and of a card by its driver."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, steady_growth
@@ -173,16 +173,26 @@ class DriverMemory(Addition):
         self._peaks, self._meter = peaks, meter
         now = self._read()
         self._is_known = now is not None
+        self._outside: list[int | None] = []
+        """At each batch boundary."""
         self._start = self._end = self._highest = now or (0, 0)
 
     def boundary(self) -> None:
+        self._outside.append(self._note())
+
+    def finish(self) -> None:
+        self._note()
+
+    def outside(self) -> Sequence[int | None] | None:
+        return self._outside
+
+    def _note(self) -> int | None:
+        """Read the driver and keep the highest levels; return what is outside."""
         now = self._read()
         if now is not None:
             self._highest = max(self._highest[0], now[0]), max(self._highest[1], now[1])
             self._end = now
-
-    def finish(self) -> None:
-        self.boundary()
+        return None if now is None else now[1]
 
     def fields(self) -> dict[str, Any]:
         if not self._is_known:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.timeline import Recording
+from pytest_cka_memory.core.memory_timeline import Recording
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Garbage:
         self._start_level = 0
         """The level at the start of the last region."""
         self._quiet_level: int | None = None
-        """The level at the last quiet moment, without garbage; None if that is not known."""
+        """The level at the last :meth:`note_quiet_moment`, without garbage; None if not known."""
         self._level_with_garbage = 0
         """The level at that moment, including garbage."""
         self._promotions = _promotions()

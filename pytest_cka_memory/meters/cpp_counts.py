@@ -224,7 +224,7 @@ class _Places(NamedTuple):
 
 
 _MOST_WORDS = 32
-"""In what a node has saved."""
+"""How many words of what a node has saved are searched."""
 
 
 def _start(saved: Any) -> int:

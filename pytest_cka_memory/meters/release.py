@@ -49,7 +49,7 @@ class _Reference(NamedTuple):
 
 
 _UNKNOWN = cpp_counts.Uses(cpp=2**31, python=0)
-"""More references than are ever lost, so that the object counts as in use."""
+"""For an object whose references cannot be counted: so many that it always counts as in use."""
 
 
 class _NoType:
@@ -86,8 +86,6 @@ class _Release:
         self._is_complete = not any(map(_calls_back, garbage))
         self._depths: dict[int, int] = {}
         """By identity, how deep a node is below the garbage."""
-        self._saved: dict[type, list[str]] = {}
-        """By type of node, the attributes with its saved tensors."""
 
     def freed(self) -> Freed:
         """Follow all references and return what has lost all of its own."""
@@ -199,10 +197,7 @@ class _Release:
             self._depths[id(found)] = max(self._depths.get(id(found), 0), depth + 1)
         yield from map(_Reference, following)
         yield _Reference(getattr(node, "variable", None))  # the leaf, of a node that has one
-        kind = type(node)
-        if kind not in self._saved:
-            self._saved[kind] = torch_private.raw_saved(kind)
-        for name in self._saved[kind]:
+        for name in torch_private.raw_saved(type(node)):
             try:
                 raw = getattr(node, name)
             except RuntimeError:  # the backward pass has freed it

@@ -279,14 +279,20 @@ RUN_BACKWARD: Any = _found(
 )
 """The Python function in which a thread waits for the backward pass that it has started."""
 _RAW_SAVED = "_raw_saved_"
+_raw_saved: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+"""What is known of the types of nodes; weakly, because users define some of them."""
 
 
-def raw_saved(kind: type) -> list[str]:
+def raw_saved(kind: type) -> tuple[str, ...]:
     """Return the attributes of a type of autograd node that hold its saved tensors, not unpacked.
 
     Tensors that are held under other names are reported as having no Python holder.
     """
-    return [name for name in dir(kind) if name.startswith(_RAW_SAVED)]
+    names = _raw_saved.get(kind)
+    if names is None:  # dir() takes longer than all else that is asked of a small node
+        names = tuple(name for name in dir(kind) if name.startswith(_RAW_SAVED))
+        _raw_saved[kind] = names
+    return names
 
 
 def unpacked_name(raw: str) -> str:

@@ -85,7 +85,7 @@ def start(config: pytest.Config) -> "Reporter | None":
 
     with plain_imports():
         from pytest_cka_memory.core import places
-        from pytest_cka_memory.integrations import workers
+        from pytest_cka_memory.integrations import process_roles
         from pytest_cka_memory.plugin import hooks, settings
 
     named_from_root = ExitStack()
@@ -97,11 +97,11 @@ def start(config: pytest.Config) -> "Reporter | None":
         with plain_imports():
             from pytest_cka_memory.plugin.reporter import record
         record(config)
-    if not workers.is_controller(config):
+    if not process_roles.is_controller(config):
         with plain_imports():
             from pytest_cka_memory.plugin import shared_regions
         shared_regions.collect(config)
-    if workers.is_worker(config):
+    if process_roles.is_worker(config):
         return None
     reporter = _reporter(config)
     config.pluginmanager.register(reporter, "cka_memory_reporter")

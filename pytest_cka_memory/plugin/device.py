@@ -19,7 +19,7 @@ import pytest
 import emulated_cuda
 from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.integrations.workers import this_rank
+from pytest_cka_memory.integrations.process_roles import this_rank
 from pytest_cka_memory.meters import device_names
 from pytest_cka_memory.plugin.options import early_device, early_device_given_by, given_by
 from pytest_cka_memory.plugin.pytest_private import fail

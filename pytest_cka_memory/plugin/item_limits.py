@@ -82,11 +82,16 @@ def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimit
     marked: list[Limit] = [
         limit_from_marker(mark.name, mark.args, mark.kwargs)
         for name in MARKERS
-        for mark in _closest_of_scopes(marks.get(name, ()))
+        for mark in _closest_of_each(marks.get(name, ()))
         if name != BASELINE_MARKER
     ]
     if BASELINE_MARKER in marks:
         marked += _limits_of_baseline_marker(item, _closest(marks[BASELINE_MARKER]), compared)
+    growing = frozenset(limit.of for limit in marked if isinstance(limit, FlatPerBatch))
+    marked = [
+        replace(limit, others=growing) if isinstance(limit, FlatPerBatch) else limit
+        for limit in marked
+    ]
     scoped = [limit for limit in marked if limit.scope != "function"]
     for limit in scoped:
         if limit.scope == "class" and item.getparent(pytest.Class) is None:
@@ -114,14 +119,14 @@ def _closest(marks: "Sequence[tuple[Node, pytest.Mark]]") -> pytest.Mark:
     return next(mark for node, mark in reversed(marks) if node is marks[0][0])
 
 
-def _closest_of_scopes(marks: "Sequence[tuple[Node, pytest.Mark]]") -> list[pytest.Mark]:
-    """Return the closest of the markers with each argument ``scope``."""
-    by_scope: dict[str, list[tuple[Node, pytest.Mark]]] = {}
+def _closest_of_each(marks: "Sequence[tuple[Node, pytest.Mark]]") -> list[pytest.Mark]:
+    """Return the closest of the markers that judge the same: with equal ``scope`` and ``of``."""
+    by_subject: dict[str, list[tuple[Node, pytest.Mark]]] = {}
     for node, mark in marks:
         # As text, because a user may have written anything; the limit's builder refuses it.
-        scope = repr(mark.kwargs.get("scope", "function"))
-        by_scope.setdefault(scope, []).append((node, mark))
-    return [_closest(of_scope) for of_scope in by_scope.values()]
+        subject = repr([mark.kwargs.get("scope", "function"), mark.kwargs.get("of", "allocated")])
+        by_subject.setdefault(subject, []).append((node, mark))
+    return [_closest(same) for same in by_subject.values()]
 
 
 def _limits_of_baseline_marker(

@@ -225,17 +225,18 @@ class ItemMeasurement:
             before_reading=partial(kept_tracebacks.release_in_call, item),
         )
         region: Region | None = None
+        returned = False
+        compared: Sequence[tuple[str, RegionRecord]] = ()
         with history_recorded(settings.snapshots, probe.meter):
             try:
                 with whole.measure() as region:
                     region.label = ""  # that of the test is enough
                     self._run_ended = partial(_end_run, region, probe, in_fixtures, runs)
                     yield
-                self.call = replace(self.call, returned=True)
+                returned = True
             except AssertionError as error:
                 if were_compared(error):
                     compared = probe.explain_compared(error)
-                    self.call = replace(self.call, compared=compared)
                 raise
             finally:
                 region, self._run_ended = None, _nothing  # it references the meter's peaks
@@ -244,10 +245,10 @@ class ItemMeasurement:
                 if is_testcase(item) and keeps_failed_subtests(item):
                     self._complete_none(in_fixtures)
                 untouched = all(is_untouched(record, whole.meter) for record in whole.records)
-                self.call = replace(self.call, is_untouched=untouched)
-                records_of_runs = [replace(it, label=LABEL) for it in whole.records]
-                judgement = self._judge(records_of_runs if runs > 1 else ())
-                failed = not self.call.returned or judgement.is_broken
+                self.call = CallOutcome(True, returned, untouched, compared)
+                of_runs = whole.records if runs > 1 else ()
+                judgement = self._judge([replace(record, label=LABEL) for record in of_runs])
+                failed = not returned or judgement.is_broken
                 if failed and settings.snapshots is not None:
                     line = write_snapshot(settings.snapshots, item.nodeid, probe.meter)
                     item.add_report_section("call", "cka-memory", line)
@@ -288,9 +289,12 @@ class ItemMeasurement:
 
     def add_compared_figures(self, report: pytest.TestReport) -> None:
         """Add to the text of a failed test what explains the figures that it has compared."""
-        compared, self.call = self.call.compared, replace(self.call, compared=())
+        compared = self.call.compared
+        if not compared:
+            return
+        self.call = replace(self.call, compared=())
         add_section = getattr(report.longrepr, "addsection", None)
-        if compared and add_section is not None:
+        if add_section is not None:
             from pytest_cka_memory.reports import failure
 
             width = failure_width(self._item.config)
@@ -426,9 +430,11 @@ def _refuse_unseen(item: pytest.Item, measurement: ItemMeasurement) -> None:
 
     The limits of the session's options do not fail it: the report counts it as not measured.
     """
+    if measurement.call.has_begun:  # then it was judged
+        return
     plan = plan_of(item)
     plan.usable_limits()
-    if plan.own_limits and not measurement.call.has_begun:
+    if plan.own_limits:
         reason = unseen_reason(item)
         fail(
             f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.errors import RankError
-from pytest_cka_memory.integrations import workers
+from pytest_cka_memory.integrations import process_roles
+from pytest_cka_memory.integrations.process_roles import this_rank
 from pytest_cka_memory.integrations.sigterm import OnSigterm
 from pytest_cka_memory.integrations.torchrun import RankSync
-from pytest_cka_memory.integrations.workers import this_rank
 from pytest_cka_memory.plugin.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import without_capture
 from pytest_cka_memory.plugin.reporter import Reporter
@@ -94,7 +94,7 @@ def reporter(config: pytest.Config) -> Reporter:
     rank = this_rank()
     if rank is None:
         return Reporter(config)
-    if workers.is_controller(config):
+    if process_roles.is_controller(config):
         raise pytest.UsageError(
             "-n: pytest-xdist under torchrun is not supported, because every worker would act as "
             "the rank that started it; leave out -n, or run without torchrun"

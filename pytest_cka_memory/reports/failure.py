@@ -1,4 +1,7 @@
-"""The text of a failing test: the limits it broke, what holds the memory, and what to do."""
+"""The text of a failing test: the limits it broke, what holds the memory, and what to do.
+
+The message of a broken limit is written by the limit itself, in :mod:`pytest_cka_memory.limits`.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -171,7 +171,7 @@ class ProblemGroup(NamedTuple):
     """Regions with the same broken limits, or the same reason not to be judged, and one cause."""
 
     problems: tuple[Problem, ...]
-    """Of the region that is furthest above the limit."""
+    """The problems of the region that is furthest above its limit."""
     results: tuple[Result, ...]
     """All of them, in their order."""
     cause: Cause | None

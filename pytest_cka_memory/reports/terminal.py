@@ -1,5 +1,6 @@
 """The section of the terminal summary, as lines with a colour each."""
 
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -258,7 +259,10 @@ def legend(
 
 
 def extremes(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    """Yield name and sentence of what one region of a session has most of: level and garbage."""
+    """Yield name and sentence of what one region of a session has most of.
+
+    These are the level, garbage, and a reserve that rises although what is in use does not.
+    """
     completed = [result for result in results if result.record.completed]
     if len(completed) > 1:
         most = max(completed, key=lambda result: result.record.peak_bytes)
@@ -269,6 +273,29 @@ def extremes(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
         others = counted(len(littered) - 1, "other region")
         also = f" (and in {others})" if len(littered) > 1 else ""
         yield "garbage", f"{sentences.note_on_peak(most.record)}, in {most.name}{also}"
+    for result in _with_rising_reserve(results):
+        yield "reserve", f"in {result.name}, {sentences.note_on_reserve(result.record)}"
+
+
+_MOST_RESERVES = 3
+"""So many regions with a rising reserve are named."""
+
+
+def _with_rising_reserve(results: Sequence[Result]) -> list[Result]:
+    """Return regions whose reserve rises, the highest first, without those that say so already."""
+
+    def is_said(result: Result) -> bool:
+        # It judges the reserve, or lists it as not judged.
+        return any(limit.partition("(")[0] == "flat_per_batch" for limit in result.limits)
+
+    rising = [
+        result
+        for result in results
+        if not is_said(result) and sentences.note_on_reserve(result.record)
+    ]
+    return heapq.nlargest(
+        _MOST_RESERVES, rising, key=lambda result: result.record.reserved_peak_bytes or 0
+    )
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:

@@ -123,7 +123,7 @@ def series_of(found: Iterable[HistorySession]) -> list[Series]:
     return [
         Series(key, tuple(points[key]))
         for key in keys
-        # What stands in the place of another figure says nothing new on a single machine.
+        # A figure that may replace another shows nothing new on a single machine.
         if not (place := COMPARED[key.figure].in_place_of)
         or alone[key._replace(figure=place, conditions=(), varying=())] > 1
     ]

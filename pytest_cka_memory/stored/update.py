@@ -39,7 +39,7 @@ def changes(
         if key in old
         for figure, row in COMPARED.items()
         if old[key].get(figure) != figures.get(figure)
-        # What stands in the place of a figure that has changed as well says nothing new.
+        # A figure that may replace another shows nothing new if that one has changed as well.
         if not row.in_place_of or old[key].get(row.in_place_of) == figures.get(row.in_place_of)
     ]
     return tuple(sorted(found, key=lambda change: -change.rise_bytes))

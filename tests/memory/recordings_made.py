@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from pytest_cka_memory.core.timeline import Place, RecordedBlock, Recording, picture_of
+from pytest_cka_memory.core.memory_timeline import Place, RecordedBlock, Recording, picture_of
 
 
 def block(size, begin, end=0, stack=1, *, on_host=False, inside=0, allocations=1):

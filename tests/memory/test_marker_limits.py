@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import LimitError, RegionRecord, limits
+from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.limits import (
     Breach,
-    FlatPerBatch,
     FlatProcess,
     Maximum,
+    Unjudged,
     limit_from_marker,
 )
 from pytest_cka_memory.limits.process import lines_about
@@ -132,6 +133,44 @@ def test_scope_of_a_limit_that_is_judged_per_region_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("of", "instead"),
+    [
+        ("process", "write flat_process_per_batch, which judges steady growth"),
+        ("reserve", "write one of 'allocated', 'reserved', 'outside'"),
+        (["reserved"], "write one of 'allocated', 'reserved', 'outside'"),
+    ],
+)
+def test_growth_of_an_unknown_level_is_refused(of: object, instead: str) -> None:
+    """The message has what to write instead."""
+    with pytest.raises(LimitError) as refused:
+        limit_from_marker("flat_per_batch", (), {"of": of})
+    assert str(refused.value) == f"flat_per_batch(of={of!r}): of={of!r}: {instead}"
+
+
+def test_growth_of_a_level_that_is_not_known_is_not_judged(record: MakeRecord) -> None:
+    """A CPU has no reserve, and without the driver nothing is known outside the allocator."""
+    found = record(levels=[4] * 9)
+    reserved, outside = (limits.flat_per_batch(of=of) for of in ("reserved", "outside"))
+    assert reserved.judge(found) == Unjudged(
+        "flat_per_batch(of='reserved')", "this device has no reserve"
+    )
+    assert outside.addition == "driver"
+    assert isinstance(outside.judge(found), Unjudged)
+    assert not outside.reports_host
+
+
+def test_growth_of_the_reserve_counts_samples_with_garbage() -> None:
+    """What garbage takes of the reserve is taken, so no sample is left out."""
+    samples = [
+        Sample(number, None, 4, 4, 4, may_have_garbage=number % 2 == 0, reserved_bytes=8 * number)
+        for number in range(1, 14)
+    ]
+    assert growth_bytes_per_batch(samples, level="reserved_bytes") == 8
+    assert growth_bytes_per_batch(samples) == 0
+    assert growth_bytes_per_batch(samples, level="outside_bytes") is None
+
+
 def test_warning_limit_says_so_in_its_text() -> None:
     """``warn=True`` is not an argument of the builder, and is part of the text."""
     limit = limit_from_marker("zero_retention", (), {"warn": True})
@@ -157,7 +196,7 @@ def test_breach_of_a_growth_limit_names_the_figure_that_is_explained(
 
 def test_note_about_the_host_leaves_out_what_is_not_known(record: MakeRecord) -> None:
     """What two batches left is noted without a line, holder and advice if none is known."""
-    assert FlatPerBatch.reports_host
+    assert limits.flat_per_batch().reports_host
     left = Holding(bytes=128, count=2, batches=2)
     found = limits.flat_per_batch().verdicts(record(levels=[0] * 9, host_retained=(left,)))
     (note,) = [verdict for verdict in found if verdict is not None]

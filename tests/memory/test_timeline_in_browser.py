@@ -186,7 +186,7 @@ def test_holder_is_beside_the_blocks_that_it_holds(look):
 
 def test_texts_are_inserted_as_texts(look):
     """A line or module with markup in its name is shown, not run."""
-    from pytest_cka_memory.core.timeline import Place
+    from pytest_cka_memory.core.memory_timeline import Place
 
     hostile = "</script><img src=x onerror=document.title='run'>"
     made = record("step", batches=0)

@@ -6,8 +6,8 @@ import random
 import pytest
 from recordings_made import block, levels_of, moments_of, picture, place, recording, totals_of
 
-from pytest_cka_memory.core import timeline
-from pytest_cka_memory.core.timeline import Place
+from pytest_cka_memory.core import memory_timeline
+from pytest_cka_memory.core.memory_timeline import Place
 
 VIEWS = ("module", "line")
 
@@ -71,7 +71,7 @@ def test_moments_are_the_highest_of_every_few():
 
 def test_peak_is_exact_if_levels_are_computed_after_every_few_events(monkeypatch):
     """With very many events, the levels between are left out, and the peak is still exact."""
-    monkeypatch.setattr(timeline, "_MOST_LEVELS", 2000)
+    monkeypatch.setattr(memory_timeline, "_MOST_LEVELS", 2000)
     made = recording(*many(20_000), start_bytes=7)
     (memory,) = picture(made)["memories"]
     totals, moments = totals_of(memory, "line"), moments_of(memory)

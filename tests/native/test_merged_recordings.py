@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pytest_cka_memory.core.timeline import RecordedBlock
+from pytest_cka_memory.core.memory_timeline import RecordedBlock
 from pytest_cka_memory.meters.blocks.counter import Counter, RegionCounter
 
 MOST = 2048

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from pytest_cka_memory.core.timeline import RecordedBlock, Recording
+from pytest_cka_memory.core.memory_timeline import RecordedBlock, Recording
 from pytest_cka_memory.meters.blocks.counter import Counter
 from pytest_cka_memory.meters.blocks.written import notes_modules
 

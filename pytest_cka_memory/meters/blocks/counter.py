@@ -19,7 +19,7 @@ from pytest_cka_memory.core.allocations import (
     Freed,
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
-from pytest_cka_memory.core.timeline import RecordedBlock, Recording
+from pytest_cka_memory.core.memory_timeline import RecordedBlock, Recording
 from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.blocks.library import (
     RECORDED_BLOCK,

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_cka_memory.core.allocations import AllocationGroup
-from pytest_cka_memory.core.timeline import Recording
+from pytest_cka_memory.core.memory_timeline import Recording
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.blocks.counter import Counter, Levels, counts_collected
 from pytest_cka_memory.meters.patching import SharedPatches, Undoable, collection_callbacks

@@ -1,6 +1,7 @@
 """Which of several processes this is: xdist's workers and torchrun's ranks, and the GPU of each.
 
-What they have measured is put together in :mod:`pytest_cka_memory.core.report`.
+xdist carries what workers have measured on the reports of their tests, which
+:mod:`pytest_cka_memory.plugin.reporter` reads; ranks exchange it by :mod:`.torchrun`.
 """
 
 import os

@@ -3,6 +3,8 @@
 A moment is an event at which the picture knows every level exactly. If there are too many events,
 the highest of every few is kept, and all of those around the peak. The places of a timeline are
 divided into bands: few enough to tell apart in a picture.
+
+The samples at batch boundaries, ``timeline`` of a record, are in :mod:`.growth`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from pytest_cka_memory.core.allocations import AllocationSite
-from pytest_cka_memory.core.timeline import Place, Recording, picture_of
+from pytest_cka_memory.core.memory_timeline import Place, Recording, picture_of
 from pytest_cka_memory.holders import tensors
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks

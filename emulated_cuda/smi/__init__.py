@@ -1,0 +1,1 @@
+"""``nvidia-smi`` of emulated devices: what NVML answers, as text."""
