@@ -45,6 +45,16 @@ def leave_out(path: str) -> None:
         imports.call_after(module, partial(torch_private.measure_no_kernels, module))
 
 
+NO_TIMES = "emulated: no device times (those shown are times of calls on the host)"
+
+
+def label_profiles() -> None:
+    """Let tables and traces of torch's profiler say that their device times are not a card's."""
+    from emulated_cuda import torch_private
+
+    torch_private.label_profiles(NO_TIMES)
+
+
 OPERATORS = (
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_cudnn_attention_backward",

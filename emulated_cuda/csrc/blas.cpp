@@ -1,6 +1,7 @@
 // cuBLAS and cuBLASLt: handles and descriptors; every product succeeds without computing anything.
 // Workspaces belong to torch, which allocates them and passes their addresses to the library.
 #include "pending.hpp"
+#include "profiling.hpp"
 
 #include <cstdlib>
 #include <cstring>
@@ -11,9 +12,11 @@ struct Handle {
 };
 constexpr int kExecutionFailed = 13;
 
-static int product(Stream stream) {
+static int product(Stream stream, const char* name) {
+  ProfiledCallScope profiled(kCallLaunch);
   if (wait_for_stream(stream)) return kExecutionFailed;
   count_work();
+  profiled.kernel(name, stream);
   note_work("a product of cuBLAS");
   return kSuccess;
 }
@@ -32,7 +35,7 @@ NOTHING_TO_DO(cublasSetWorkspace_v2) NOTHING_TO_DO(cublasSetSmCountTarget)
 // ---- Products, by what they compute; their results stay in the device's memory ----
 
 #define PRODUCT(name) \
-  API int cublas##name(Handle* handle) { return product(handle->stream); }
+  API int cublas##name(Handle* handle) { return product(handle->stream, "cublas" #name); }
 #define SINGLE_DOUBLE(name) PRODUCT(S##name) PRODUCT(D##name)
 #define COMPLEX(name) PRODUCT(C##name) PRODUCT(Z##name)
 #define ALL(name) SINGLE_DOUBLE(name) COMPLEX(name)
@@ -50,7 +53,7 @@ ALL(getrfBatched)
 // These report errors in their arguments to the host.
 #define REPORTING(name, ...)                                          \
   API int cublas##name(Handle* handle, __VA_ARGS__, int* info, ...) { \
-    return *info = 0, product(handle->stream);                        \
+    return *info = 0, product(handle->stream, "cublas" #name);        \
   }
 #define ALL_REPORTING(name, ...)                                      \
   REPORTING(S##name, __VA_ARGS__) REPORTING(D##name, __VA_ARGS__)     \
@@ -83,7 +86,7 @@ API int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*,
 }
 API int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*,
                        void*, void*, const void*, void*, size_t, Stream stream) {
-  return product(stream);
+  return product(stream, "cublasLtMatmul");
 }
 NOTHING_TO_DO(cublasLtMatmulAlgoInit) NOTHING_TO_DO(cublasLtMatmulAlgoConfigSetAttribute)
 API int cublasLtMatmulAlgoCheck(void*, void*, void*, void*, void*, void*, const void*, Heuristic* result) {

@@ -1,5 +1,6 @@
 // Copies and fills, in the host memory that device memory is.
 #include "graphs.hpp"
+#include "profiling.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -75,6 +76,17 @@ static bool is_known(const void* pointer, size_t size) {
       return true;
   return false;
 }
+static void note_write(const void* start, size_t size) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  recent_writes[next_write++ % 256] = {(uintptr_t)start, size, launches};
+}
+// A read by others than torch, whose operators Python checks: a kernel that nobody computed may have written
+// what is read.
+static int check_read(const void* to, const void* from, size_t size) {
+  if (!values_are_computed || phase() != kNoOperator || !unknown_work_counted()) return kSuccess;
+  if (!is_on_device(from) || is_on_device(to) || is_known(from, size)) return kSuccess;
+  return refuse("Reading memory that a kernel may have written", "No kernel of your own is computed.");
+}
 static void copy(void* to, const void* from, size_t size) {
   if (!size) return;
   bool reads = is_on_device(from), writes = is_on_device(to);
@@ -87,25 +99,28 @@ static void copy(void* to, const void* from, size_t size) {
     return;
   }
   memmove(to, from, size);
-  if (!writes) return;
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  recent_writes[next_write++ % 256] = {(uintptr_t)to, size, launches};
+  if (writes) note_write(to, size);
 }
 static int copied(void* to, const void* from, size_t size, Stream stream) {
   if (size && (!may_access(to, size) || !may_access(from, size))) return fail(kInvalidValue);
+  ProfiledCallScope profiled(kCallCopy);
   if (int error = wait_for_stream(stream)) return error;
+  if (int error = check_read(to, from, size)) return error;
   count_work();
+  profiled.copy(to, from, size, stream);
   if (phase() == kNoOperator && record_work(stream, nullptr, to, from, size)) return kSuccess;
   copy(to, from, size);
   return kSuccess;
 }
 static int copied_2d(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                      size_t height, Stream stream) {
+  ProfiledCallScope profiled(kCallCopy);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
   for (size_t row = 0; row < height && width; ++row)
     if (!may_access((char*)to + row * to_pitch, width) || !may_access((const char*)from + row * from_pitch, width))
       return fail(kInvalidValue);
+  profiled.copy(to, from, width * height, stream);
   for (size_t row = 0; row < height; ++row)
     if (phase() != kNoOperator ||
         !record_work(stream, nullptr, (char*)to + row * to_pitch, (const char*)from + row * from_pitch, width))
@@ -116,12 +131,16 @@ API int cudaMemcpy(void* to, const void* from, size_t size, int) { return copied
 API int cudaMemcpyAsync(void* to, const void* from, size_t size, int, Stream stream) {
   return copied(to, from, size, stream);
 }
+API int cudaMemcpyPeer(void* to, int, const void* from, int, size_t size) { return copied(to, from, size, nullptr); }
 API int cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, Stream stream) {
   return copied(to, from, size, stream);
 }
 API int cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                           size_t height, int, Stream stream) {
   return copied_2d(to, to_pitch, from, from_pitch, width, height, stream);
+}
+API int cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height, int) {
+  return copied_2d(to, to_pitch, from, from_pitch, width, height, nullptr);
 }
 // Variables of kernels, which never run.
 NOTHING_TO_DO(cudaMemcpyToSymbol)
@@ -131,16 +150,39 @@ API int cudaGetSymbolAddress(void** address, const void*) {
 }
 static int filled(void* start, int value, size_t size, Stream stream) {
   if (!may_access(start, size)) return fail(kInvalidValue);
+  ProfiledCallScope profiled(kCallFill);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
+  profiled.fill(start, (unsigned)value, size, stream);
   if (phase() != kNoOperator) return kSuccess;
   if (capture_of(stream)) return refuse("cudaMemsetAsync", "A fill outside of torch's operators cannot be captured.");
   if (!value && is_on_device(start)) zero((char*)start, size);
   else memset(start, value, size);
+  note_write(start, size);
+  return kSuccess;
+}
+// Fills rows of elements of 1, 2 or 4 bytes.
+int fill_elements(void* start, size_t pitch, unsigned value, int size, size_t width, size_t height, Stream stream) {
+  if (size == 1 && height == 1) return filled(start, (int)value, width, stream);
+  ProfiledCallScope profiled(kCallFill);
+  if (int error = wait_for_stream(stream)) return error;
+  count_work();
+  profiled.fill(start, value, width * size * height, stream);
+  if (phase() != kNoOperator) return kSuccess;
+  if (capture_of(stream)) return refuse("cuMemsetD*", "A fill outside of torch's operators cannot be captured.");
+  for (size_t row = 0; row < height; ++row)
+    for (size_t i = 0; i < width; ++i) memcpy((char*)start + row * pitch + i * size, &value, size);  // little-endian
+  if (height == 1) note_write(start, width * size);
   return kSuccess;
 }
 API void emulated_zero(void* start, size_t size) { zero((char*)start, size); }
 API int cudaMemset(void* start, int value, size_t size) { return filled(start, value, size, nullptr); }
+API int cudaMemset2D(void* start, size_t pitch, int value, size_t width, size_t height) {
+  return fill_elements(start, pitch, (unsigned)value, 1, width, height, nullptr);
+}
+API int cudaMemset2DAsync(void* start, size_t pitch, int value, size_t width, size_t height, Stream stream) {
+  return fill_elements(start, pitch, (unsigned)value, 1, width, height, stream);
+}
 API int cudaMemsetAsync(void* start, int value, size_t size, Stream stream) {
   return filled(start, value, size, stream);
 }

@@ -172,11 +172,19 @@ API int cudaSetDevice(int device) {
 API int cudaDriverGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
 API int cudaRuntimeGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
 API int cudaDeviceCanAccessPeer(int* can, int a, int b) { return *can = a != b, kSuccess; }
-NOTHING_TO_DO(cudaDeviceEnablePeerAccess)
+NOTHING_TO_DO(cudaDeviceEnablePeerAccess) NOTHING_TO_DO(cudaDeviceDisablePeerAccess)
+API int cudaInitDevice(int device, unsigned, unsigned) { return is_device(device) ? kSuccess : fail(kInvalidDevice); }
 API int cudaDeviceGetPCIBusId(char* text, int size, int device) {
   if (!is_device(device)) return fail(kInvalidDevice);
   snprintf(text, size, "0000:%02X:00.0", visible_devices()[device] + 1);
   return kSuccess;
+}
+API int cudaDeviceGetByPCIBusId(int* device, const char* text) {
+  unsigned domain, bus;
+  if (sscanf(text, "%x:%x", &domain, &bus) != 2) return fail(kInvalidValue);
+  for (*device = 0; *device < device_count(); ++*device)
+    if (visible_devices()[*device] + 1 == (int)bus) return kSuccess;
+  return fail(kInvalidDevice);
 }
 
 // ---- Errors ----
@@ -218,5 +226,3 @@ static std::pair<const char*, const char*> error_texts(int error) {
 }
 API const char* cudaGetErrorName(int error) { return error_texts(error).first; }
 API const char* cudaGetErrorString(int error) { return error_texts(error).second; }
-API int cuGetErrorName(int error, const char** text) { return *text = error_texts(error).first, kSuccess; }
-API int cuGetErrorString(int error, const char** text) { return *text = error_texts(error).second, kSuccess; }

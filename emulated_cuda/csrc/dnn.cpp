@@ -2,6 +2,7 @@
 // workspaces. Since version 9.8 it can plan without the card, from a description of it ("deviceless
 // ahead-of-time compilation"). This file has the functions that need a handle. Plans are not executed.
 #include "pending.hpp"
+#include "profiling.hpp"
 
 #include <dlfcn.h>
 
@@ -89,8 +90,10 @@ API int cudnnBackendSetAttribute(Descriptor descriptor, int name, int type, int6
 constexpr int kExecutionFailed = 5000;
 #define WORK(name)                                                   \
   API int cudnn##name(DnnHandle* handle) {                           \
+    ProfiledCallScope profiled(kCallLaunch);                         \
     if (wait_for_stream(handle->stream)) return kExecutionFailed;    \
     count_work();                                                    \
+    profiled.kernel("cudnn" #name, handle->stream);                  \
     note_work("cudnn" #name);                                        \
     return kSuccess;                                                 \
   }

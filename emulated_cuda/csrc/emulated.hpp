@@ -28,6 +28,7 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kInvalidConfiguration = 9,
   kNoDevice = 100,
   kInvalidDevice = 101,
+  kInvalidContext = 201,
   kInvalidHandle = 400,
   kNotFound = 500,
   kIllegalState = 401,
@@ -43,6 +44,7 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kCaptureInvalidated = 901,
   kCaptureUnmatched = 903,
   kCaptureUnjoined = 904,
+  kInvalidResourceConfiguration = 915,
 };
 
 struct Dim3 {
@@ -73,10 +75,22 @@ extern Settings settings;
 // ---- State shared between files ----
 
 extern thread_local int current_device;
-inline int fail(int error) {
-  extern thread_local int last_error;
-  return last_error = error;
-}
+extern thread_local int last_error;
+inline int fail(int error) { return last_error = error; }
+// The driver's functions return errors, and do not leave them for cudaGetLastError.
+class KeepLastError {
+ public:
+  ~KeepLastError() { last_error = before_; }
+
+ private:
+  int before_ = last_error;
+};
+// Defines a function of the driver that returns what an expression of the runtime does.
+#define DRIVER(name, parameters, expression) \
+  API int name parameters {                  \
+    KeepLastError keep_last_error;           \
+    return expression;                       \
+  }
 
 // Indices of the physical devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 const std::vector<int>& visible_devices();
@@ -122,6 +136,7 @@ extern std::atomic<int> values_are_computed;
 Phase phase();
 // Records work that was launched outside an operator: what it would have written is not computed.
 void note_work(const char* name);
+uint64_t unknown_work_counted();
 // Answers an operator's read with the next number that Python has announced; false if there is none.
 bool answer(void* to, size_t size);
 
@@ -130,9 +145,13 @@ bool answer(void* to, size_t size);
 // Records that `function` is not supported and why; returns kNotSupported. The text is what
 // cudaGetErrorString and cuGetErrorString then return in this thread.
 int refuse(const char* function, const char* advice);
+// The same for a function that is in no other file; the last error of the runtime stays as it is.
+int refuse_of_driver(const char* function);
 // Records why work has failed after it was given; returns the code, whose text is then this problem.
 int fail_work(const char* problem, int code = kLaunchFailed);
 const char* refusal_text();
+// Sets name and text of an error of the driver; kInvalidValue if there is none with this number.
+int driver_error_texts(int error, const char** name, const char** text);
 // For libraries whose codes torch turns into fixed texts: raises a RuntimeError in Python.
 [[noreturn]] void refuse_by_exception(const char* function, const char* advice);
 #define RAISED(name) \

@@ -3,6 +3,7 @@
 #include "graphs.hpp"
 
 #include "handles.hpp"
+#include "profiling.hpp"
 
 #include <map>
 #include <mutex>
@@ -187,9 +188,11 @@ API int cudaGraphInstantiateWithFlags(Graph** exec, const Graph* graph, unsigned
 }
 API int cudaGraphLaunch(const Graph* exec, Stream stream) {
   if (!graphs.has(exec)) return fail(kInvalidValue);
+  ProfiledCallScope profiled(kCallGraphLaunch);
   if (int error = wait_for_stream(stream)) return error;
   if (int error = check_no_capture(stream)) return error;
   for (uint64_t i = 0; i < exec->nodes; ++i) count_work();
+  profiled.kernel("a CUDA graph", stream);  // as one piece: which kernels it has is not kept
   auto launch = on_launch.load();
   return launch ? launch(exec->number) : kSuccess;
 }

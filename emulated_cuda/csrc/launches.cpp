@@ -3,10 +3,12 @@
 
 #include "graphs.hpp"
 #include "nccl/nan_check.hpp"
+#include "profiling.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <unordered_map>
 #include <utility>
 
 extern std::atomic<uint64_t> launches;
@@ -23,7 +25,10 @@ int check_launch(Dim3 grid, Dim3 block, size_t shared, Stream stream) {
 }
 static const char* kernel_name(const void* function);
 static int launch(const void* function, Dim3 grid, Dim3 block, void** arguments, size_t shared, Stream stream) {
+  const char* profiled_name = profiled_kinds ? kernel_name(function) : nullptr;
+  ProfiledCallScope profiled(kCallLaunch);
   if (int error = check_launch(grid, block, shared, stream)) return error;
+  if (profiled_name) profiled.kernel(profiled_name, stream, grid, block, shared);
   if (is_nan_check(function)) return check_for_nan(function, arguments);
   if (values_are_computed && phase() == kNoOperator && !record_work(stream, kernel_name(function), nullptr, nullptr, 0))
     note_work(kernel_name(function));
@@ -53,9 +58,11 @@ API void __cudaRegisterFunction(void**, const char* function, char*, const char*
 }
 static const char* kernel_name(const void* function) {
   std::lock_guard<std::mutex> guard(kernels_mutex);
-  for (const auto& kernel : kernels())
-    if (kernel.first == function) return kernel.second;
-  return "a kernel whose name is not known";
+  static std::unordered_map<const void*, const char*> names;  // made when a name is asked for, which is rare
+  static size_t named = 0;
+  for (; named < kernels().size(); ++named) names.insert(kernels()[named]);
+  auto found = names.find(function);
+  return found == names.end() ? "a kernel whose name is not known" : found->second;
 }
 API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 API char __cudaInitModule(void**) { return 1; }

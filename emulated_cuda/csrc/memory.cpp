@@ -177,6 +177,15 @@ API int cudaDeviceGetDefaultMemPool(void** pool, int device) {
   *pool = pool_handle(device);
   return kSuccess;
 }
+API int cudaDeviceGetMemPool(void** pool, int device) { return cudaDeviceGetDefaultMemPool(pool, device); }
+// Only the default pools are here: others are refused when they are created.
+API int cudaMallocFromPoolAsync(void** out, size_t size, void* pool, Stream stream) {
+  int device = device_of_pool(pool), before = current_device;
+  if (!is_device(device) || pool != pool_handle(device)) return fail(kInvalidValue);
+  current_device = device;
+  int error = cudaMallocAsync(out, size, stream);
+  return current_device = before, error;
+}
 API int cudaMemPoolTrimTo(void* handle, size_t keep) {
   if (!is_pool(handle)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -307,6 +316,19 @@ bool is_in_range(uintptr_t start, size_t size) {
   auto it = ranges.upper_bound(start);
   return it != ranges.begin() && (--it, start - it->first < it->second && size <= it->second - (start - it->first));
 }
+// The allocation of device memory that an address is in; its size is 0 if there is none.
+std::pair<uintptr_t, size_t> allocation_around(const void* pointer) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  auto it = device_pieces.upper_bound((uintptr_t)pointer);
+  if (it == device_pieces.begin()) return {0, 0};
+  --it;
+  if ((uintptr_t)pointer - it->first >= it->second.size) return {0, 0};
+  return {it->first, it->second.size};
+}
+bool is_pinned(const void* pointer) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  return find_piece(host_pieces, pointer);
+}
 bool is_on_device(const void* pointer) {
   std::lock_guard<std::mutex> guard(memory_mutex);
   return is_in_range((uintptr_t)pointer, 1);
@@ -345,6 +367,9 @@ API int cudaPointerGetAttributes(PointerAttributes* found, const void* pointer) 
   else if (auto piece = find_piece(host_pieces, pointer)) *found = {kOfHost, piece->device, address, address};
   return kSuccess;
 }
+API int cudaHostGetDevicePointer(void** out, void* pointer, unsigned) {
+  return is_pinned(pointer) ? (*out = pointer, kSuccess) : fail(kInvalidValue);
+}
 API int cuPointerGetAttribute(void* value, int which, DevicePointer pointer) {
   PointerAttributes found;
   cudaPointerGetAttributes(&found, (void*)pointer);
@@ -354,6 +379,9 @@ API int cuPointerGetAttribute(void* value, int which, DevicePointer pointer) {
     case kAddress: return *(DevicePointer*)value = pointer, kSuccess;
     case kIsManaged: return *(unsigned*)value = 0, kSuccess;
     case kOrdinal: return *(int*)value = found.device, kSuccess;
-    default: return refuse("cuPointerGetAttribute", "This attribute of a pointer is not known.");
+    default: {
+      KeepLastError keep;
+      return refuse("cuPointerGetAttribute", "This attribute of a pointer is not known.");
+    }
   }
 }

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "graphs.hpp"
+#include "profiling.hpp"
 
 namespace {
 struct Module {
@@ -70,8 +71,17 @@ void raise_later() {
   release(state);
 }
 
+// Whether values are wanted and nothing can compute them yet, because torch was not imported.
+std::atomic<int> refuses_launches{0};
+
 int launch(const void* handle, Dim3 grid, Dim3 block, size_t shared, Stream stream, void** arguments) {
+  if (refuses_launches) {
+    KeepLastError keep;
+    return refuse("A launch of a kernel without torch", "No kernel of your own is computed; import torch for Triton's.");
+  }
+  ProfiledCallScope profiled(kCallDriverLaunch);
   if (int error = check_launch(grid, block, shared, stream)) return error;
+  if (handle) profiled.kernel(((const Function*)handle)->name.c_str(), stream, grid, block, shared);
   if (!values_are_computed || phase() != kNoOperator) return kSuccess;
   auto function = (const Function*)handle;
   Compute known = compute;
@@ -90,6 +100,7 @@ API void emulated_raise_later(unsigned long thread, void* type) {
   python_thread = thread;
   exception_type = type;
 }
+API void emulated_refuse_launches(int on) { refuses_launches = on; }
 API uint64_t emulated_key_of(const char* image) { return key_of(image); }
 // `computer` gets each launch of a kernel of a cubin; `reader` each cubin that is loaded from a file.
 API void emulated_compute_launches(Compute computer, void (*reader)(uint64_t, const char*)) {
@@ -125,6 +136,30 @@ API int cuFuncGetAttribute(int* value, int which, void*) {
   return *value = which == 0 ? 1024 : which == 4 ? 32 : 0, kSuccess;  // threads of a block, registers
 }
 NOTHING_TO_DO(cuFuncSetCacheConfig)
+API int cuFuncGetName(const char** name, const Function* function) { return *name = function->name.c_str(), kSuccess; }
+
+// ---- Libraries: modules that are loaded for all contexts; their kernels are functions ----
+
+API int cuLibraryLoadData(void** library, const char* image, void*, void**, unsigned, void*, void**, unsigned) {
+  return load(library, key_of(image));
+}
+API int cuLibraryLoadFromFile(void** library, const char* path, void*, void**, unsigned, void*, void**, unsigned) {
+  return cuModuleLoad(library, path);
+}
+API int cuLibraryUnload(void* library) { return cuModuleUnload(library); }
+API int cuLibraryGetModule(void** module, void* library) { return *module = library, kSuccess; }
+API int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+  return cuModuleGetFunction(kernel, library, name);
+}
+API int cuKernelGetFunction(void** function, void* kernel) { return *function = kernel, kSuccess; }
+API int cuKernelGetName(const char** name, const Function* kernel) { return cuFuncGetName(name, kernel); }
+API int cuKernelGetAttribute(int* value, int which, void* kernel, int) {
+  return cuFuncGetAttribute(value, which, kernel);
+}
+API int cuKernelSetAttribute(int which, int value, void* kernel, int) {
+  KeepLastError keep;
+  return cuFuncSetAttribute(kernel, which, value);
+}
 
 // ---- Launches ----
 

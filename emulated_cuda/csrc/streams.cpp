@@ -1,16 +1,21 @@
 // Streams and events. Work is done when it is given, but for collectives: what follows waits for those.
 #include "graphs.hpp"
 #include "handles.hpp"
+#include "profiling.hpp"
 
 #include <atomic>
 #include <utility>
+
+void forget_green_stream(Stream stream);  // contexts.cpp
 
 static std::atomic<uint64_t> work{0};
 void count_work() { ++work; }
 uint64_t work_counted() { return work; }
 
 struct StreamState {
-  int priority;
+  int priority, device;
+  unsigned flags;
+  uint64_t id;
 };
 static Handles streams, events;
 static int create_stream(Stream* stream, int priority) {
@@ -19,18 +24,40 @@ static int create_stream(Stream* stream, int priority) {
 API int cudaStreamCreate(Stream* stream) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithFlags(Stream* stream, unsigned) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithPriority(Stream* stream, unsigned, int priority) { return create_stream(stream, priority); }
+static bool is_special(Stream stream) { return (uintptr_t)stream < 16; }  // the default streams are small numbers
+static int create_stream(Stream* stream, int priority, unsigned flags) {
+  static std::atomic<uint64_t> last_id{16};
+  return *stream = new StreamState{priority, current_device, flags, ++last_id}, kSuccess;
+}
+API int cudaStreamCreate(Stream* stream) { return create_stream(stream, 0, 0); }
+API int cudaStreamCreateWithFlags(Stream* stream, unsigned flags) { return create_stream(stream, 0, flags); }
+API int cudaStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) {
+  return create_stream(stream, priority, flags);
+}
+API int cudaStreamGetFlags(Stream stream, unsigned* flags) {
+  return *flags = is_special(stream) ? 0 : ((StreamState*)stream)->flags, kSuccess;
+}
+API int cudaStreamGetId(Stream stream, unsigned long long* id) {
+  return *id = is_special(stream) ? (uintptr_t)stream : ((StreamState*)stream)->id, kSuccess;
+}
+API int cudaStreamGetDevice(Stream stream, int* device) {
+  return *device = is_special(stream) ? current_device : ((StreamState*)stream)->device, kSuccess;
+}
 API int cudaStreamDestroy(Stream stream) {
   if (!streams.remove(stream)) return fail(kInvalidHandle);
   if (pending_jobs) forget_stream(stream);
   forget_captures(stream);
+  forget_green_stream(stream);
   return delete (StreamState*)stream, kSuccess;
 }
 API int cudaStreamQuery(Stream stream) { return are_done(jobs_of(stream)) ? kSuccess : kNotReady; }
 API int cudaStreamSynchronize(Stream stream) {
+  ProfiledCallScope profiled(kCallStreamSynchronize);
   if (int error = check_no_capture(stream)) return error;
   return wait_for_stream(stream);
 }
 API int cudaDeviceSynchronize() {
+  ProfiledCallScope profiled(kCallDeviceSynchronize);
   if (int error = check_no_captures()) return error;
   return wait_for_device();
 }
@@ -38,6 +65,7 @@ API int cudaStreamGetPriority(Stream stream, int* priority) {
   bool is_special = (uintptr_t)stream < 16;  // the default streams are small numbers
   if (!is_special && !streams.has(stream)) return fail(kInvalidHandle);
   *priority = is_special ? 0 : ((StreamState*)stream)->priority;
+  *priority = is_special(stream) ? 0 : ((StreamState*)stream)->priority;
   return kSuccess;
 }
 API int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {

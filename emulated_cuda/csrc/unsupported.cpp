@@ -53,11 +53,9 @@ REFUSED(cudaMallocManaged)
 }  // namespace managed
 
 namespace symmetric {
-constexpr const char* kAdvice = "Symmetric memory and green contexts are not emulated: use a GPU.";
+constexpr const char* kAdvice = "Symmetric memory is not emulated: use a GPU.";
 REFUSED(cuMulticastAddDevice) REFUSED(cuMulticastBindMem) REFUSED(cuMulticastCreate) REFUSED(cuMulticastUnbind)
-REFUSED(cuMemGetAddressRange) REFUSED(cuMemsetD32Async) REFUSED(cuStreamWriteValue32) REFUSED(cuCtxFromGreenCtx)
-REFUSED(cuDevResourceGenerateDesc) REFUSED(cuDevSmResourceSplitByCount) REFUSED(cuDeviceGetDevResource)
-REFUSED(cuGreenCtxCreate) REFUSED(cuGreenCtxDestroy) REFUSED(cuGreenCtxStreamCreate)
+REFUSED(cuStreamWriteValue32)
 }  // namespace symmetric
 
 namespace modules {
@@ -125,13 +123,3 @@ RAISED(cuFileRead) RAISED(cuFileWrite)
 // ---- The profiler: it finds no device to trace, and records the CPU only ----
 
 NOTHING_TO_DO(cudaProfilerStart) NOTHING_TO_DO(cudaProfilerStop)
-#define UNTRACED(name) \
-  API int cupti##name() { return 27; }  // CUPTI_ERROR_NOT_SUPPORTED
-UNTRACED(ActivityDisable) UNTRACED(ActivityEnable) UNTRACED(ActivityEnableCudaEventDeviceTimestamps)
-UNTRACED(ActivityEnableDriverApi) UNTRACED(ActivityEnableRuntimeApi) UNTRACED(ActivityFlushAll)
-UNTRACED(ActivityGetNextRecord) UNTRACED(ActivityGetNumDroppedRecords) UNTRACED(ActivityPopExternalCorrelationId)
-UNTRACED(ActivityPushExternalCorrelationId) UNTRACED(ActivityRegisterCallbacks)
-UNTRACED(ActivityRegisterTimestampCallback) UNTRACED(ActivitySetAttribute) UNTRACED(EnableCallback)
-UNTRACED(EnableDomain) UNTRACED(Finalize) UNTRACED(GetCallbackName) UNTRACED(GetVersion) UNTRACED(Subscribe)
-UNTRACED(Unsubscribe)
-API int cuptiGetResultString(int, const char** out) { return *out = "the emulated device cannot be profiled", kSuccess; }

@@ -56,6 +56,7 @@ void note_work(const char* name) {
   free(readable);
   ++unknown_work;
 }
+uint64_t unknown_work_counted() { return unknown_work; }
 API void emulated_note_work(const char* name) { note_work(name); }
 API const std::atomic<uint64_t>* emulated_unknown_work() { return &unknown_work; }
 API void emulated_unknown_name(char* out, size_t size) {

@@ -9,6 +9,8 @@ from typing import Any
 from emulated_cuda import imports
 from emulated_cuda.loading import children
 
+_PACKAGES = ("torch", "cuda.bindings", "cupy_backends", "numba_cuda")
+"""Packages that look for a driver: whichever a program imports first."""
 _LIBRARIES = ("libnvidia-ml.so",)
 """How the names of libraries begin that programs load by ctypes, with and without torch: pynvml."""
 
@@ -16,7 +18,8 @@ _LIBRARIES = ("libnvidia-ml.so",)
 def load_before_torch() -> None:
     """Load the device that the environment names when this process imports torch or asks for it."""
     if children.VARIABLE in os.environ:
-        imports.call_before("torch", _load)
+        for module in _PACKAGES:
+            imports.call_before(module, _load)
         imports.call_after("ctypes", _load_before_libraries)
 
 

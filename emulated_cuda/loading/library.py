@@ -18,7 +18,7 @@ from emulated_cuda import activation
 from emulated_cuda import torch_versions as versions
 from emulated_cuda.cards import CONTEXT_BYTES, Card
 from emulated_cuda.errors import DeviceError, TooLateError
-from emulated_cuda.loading import checks
+from emulated_cuda.loading import bindings, checks
 
 _LEAST_ADDRESSES = 2**38
 """So many addresses are reserved for a device at least; they take no memory."""
@@ -75,6 +75,7 @@ class Library:
         if self._is_late:
             self._take_over_imported_torch()
         self._follow_libraries()
+        bindings.replace_runtimes(self._functions)
 
     def keep_figures_in(self, path: str) -> None:
         """Keep what each device has had in use, and what it lacked, in a file that is created.
@@ -85,6 +86,10 @@ class Library:
         error = self._functions.emulated_keep_figures_in(os.fsencode(path))
         if error:
             raise OSError(error, os.strerror(error), path)
+
+    def refuse_launches(self, on: bool) -> None:
+        """Refuse launches by the driver's functions: without torch no kernel is computed."""
+        self._functions.emulated_refuse_launches(int(on))
 
     def join(self, machine: str) -> None:
         """Let NVML of all processes of a machine know what this one has in use."""

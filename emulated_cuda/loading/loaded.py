@@ -119,6 +119,7 @@ def load(
         return
     _library = Library(found, devices, total)
     _loaded = wanted
+    _library.refuse_launches(values is not False)
     prepare(_library.path)
     imports.call_after("torch", _prepare_torch)
     children.load_in_children(card, devices, total, values)
@@ -149,8 +150,10 @@ def _prepare_torch() -> None:
     """Change what torch, which is imported now, does with the emulated device."""
     assert _loaded is not None
     assert _library is not None
+    _library.refuse_launches(False)
     preparation.switch_off()
     preparation.leave_out(_library.path)
+    preparation.label_profiles()
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
         from emulated_cuda.values import collectives

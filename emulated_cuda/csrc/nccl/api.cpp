@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "../profiling.hpp"
 #include "collectives.hpp"
 #include "log.hpp"
 #include "reductions.hpp"
@@ -117,7 +118,11 @@ int give_all() {
     for (Bytes bytes : one.sent) in_order[place].sent.push_back(bytes);
     for (Bytes bytes : one.received) in_order[place].received.push_back(bytes);
   }
-  for (size_t i = 0; i < in_order.size(); ++i) count_work();
+  for (auto& one : in_order) {
+    ProfiledCallScope profiled(kCallLaunch);
+    count_work();
+    profiled.kernel("ncclDevKernel", one.stream);
+  }
   if (!in_order.empty() && capture_of(in_order[0].stream)) return record_in_graph(std::move(in_order));
   return wait_at_first(start_all(std::move(in_order)));
 }
