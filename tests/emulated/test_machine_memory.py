@@ -87,7 +87,7 @@ def test_machine_that_is_full_is_named_in_the_error(run):
         "asked for, and 1000 of 16000 MB are available here"
     )
     assert "--no-values" in error
-    assert after == "81151 6.0"
+    assert after == "81152 6.0"
 
 
 def test_without_values_the_machine_need_not_have_the_memory(run):
