@@ -64,7 +64,7 @@ _COMPOSITES = {
 """Operators that only call others, which compute, and choose them by values they read back."""
 _WITHOUT_CUDA_KERNEL = (
     *("aten::copy_", "aten::convolution_backward"),
-    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
+    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_", "aten::mode.values"),
 )
 """Operators whose kernel is the same for all devices and launches CUDA kernels itself.
 
