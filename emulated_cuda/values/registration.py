@@ -13,6 +13,7 @@ import torch
 
 from emulated_cuda import preparation, torch_private
 from emulated_cuda.values import copies, sizes, special
+from emulated_cuda.values.card_arguments import as_on_a_card
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -163,7 +164,7 @@ def _compute_of(name: str, operator: Any) -> Kernel:
         return by_name(operator, EQUIVALENTS[name].function)
     if name.removeprefix("aten::") in special.ROUNDED_DOWN:
         return special.zero_by_zero(if_refused(operator))
-    return if_refused(operator)
+    return as_on_a_card(name, if_refused(operator))
 
 
 def _library(namespace: str) -> torch.library.Library:
