@@ -22,6 +22,7 @@ from emulated_cuda.values.computing import (
 )
 from emulated_cuda.values.equivalents import EQUIVALENTS, by_name, recurrent
 from emulated_cuda.values.operators import Kernel
+from emulated_cuda.values.single_rounding import rounded_once
 from emulated_cuda.values.special import (
     accepting_numbers,
     if_refused,
@@ -164,7 +165,7 @@ def _compute_of(name: str, operator: Any) -> Kernel:
         return by_name(operator, EQUIVALENTS[name].function)
     if name.removeprefix("aten::") in special.ROUNDED_DOWN:
         return special.zero_by_zero(if_refused(operator))
-    return as_on_a_card(name, if_refused(operator))
+    return rounded_once(name, as_on_a_card(name, if_refused(operator)))
 
 
 def _library(namespace: str) -> torch.library.Library:
