@@ -18,16 +18,10 @@ struct StreamState {
   uint64_t id;
 };
 static Handles streams, events;
-static int create_stream(Stream* stream, int priority) {
-  return *stream = streams.add(new StreamState{priority}), kSuccess;
-}
-API int cudaStreamCreate(Stream* stream) { return create_stream(stream, 0); }
-API int cudaStreamCreateWithFlags(Stream* stream, unsigned) { return create_stream(stream, 0); }
-API int cudaStreamCreateWithPriority(Stream* stream, unsigned, int priority) { return create_stream(stream, priority); }
 static bool is_special(Stream stream) { return (uintptr_t)stream < 16; }  // the default streams are small numbers
 static int create_stream(Stream* stream, int priority, unsigned flags) {
   static std::atomic<uint64_t> last_id{16};
-  return *stream = new StreamState{priority, current_device, flags, ++last_id}, kSuccess;
+  return *stream = streams.add(new StreamState{priority, current_device, flags, ++last_id}), kSuccess;
 }
 API int cudaStreamCreate(Stream* stream) { return create_stream(stream, 0, 0); }
 API int cudaStreamCreateWithFlags(Stream* stream, unsigned flags) { return create_stream(stream, 0, flags); }
@@ -62,9 +56,7 @@ API int cudaDeviceSynchronize() {
   return wait_for_device();
 }
 API int cudaStreamGetPriority(Stream stream, int* priority) {
-  bool is_special = (uintptr_t)stream < 16;  // the default streams are small numbers
-  if (!is_special && !streams.has(stream)) return fail(kInvalidHandle);
-  *priority = is_special ? 0 : ((StreamState*)stream)->priority;
+  if (!is_special(stream) && !streams.has(stream)) return fail(kInvalidHandle);
   *priority = is_special(stream) ? 0 : ((StreamState*)stream)->priority;
   return kSuccess;
 }

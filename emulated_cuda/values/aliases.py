@@ -97,8 +97,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_quantized:
             return _quantized_alias(tensor)
         memory = _memory_of(dtype)
-    # Without elements the address may be 0, and nothing is read there.
-    distance = (tensor.data_ptr() or _FIRST) - _FIRST
+    distance = (tensor.data_ptr() or _first_if_empty(tensor)) - _FIRST
     index, odd = divmod(distance, tensor.element_size())
     if odd:
         return _with_own_storage(tensor)
@@ -109,6 +108,29 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj():
         result = torch_private.conjugated(result)
     return result
+
+
+def _first_if_empty(tensor: torch.Tensor) -> int:
+    """Return an address for a tensor that has none: without elements nothing is read there."""
+    if tensor.numel():
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} has no memory, because its storage was "
+            f"resized to 0 bytes; on a card this is an illegal memory access. Resize the storage "
+            f"to hold the tensor before it is used"
+        )
+    return _FIRST
+
+
+def own_output(value: Any) -> Any:
+    """Return an ``out`` argument of an operator as CPU tensors that the operator may resize.
+
+    They are equal to those on the device, because an operator may leave elements as they are. An
+    alias can be given other strides or a larger size without an error, because its storage has
+    every address; the operator would then write to memory of others.
+    """
+    if isinstance(value, (list, tuple)):
+        return [own_output(item) for item in value]
+    return on_cpu(value).clone() if isinstance(value, torch.Tensor) else value
 
 
 def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
 from emulated_cuda.values import graphs, operators, randomness, staleness
-from emulated_cuda.values.aliases import alias, on_cpu
+from emulated_cuda.values.aliases import on_cpu, own_output
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
 from emulated_cuda.values.results import (
     FormError,
@@ -43,13 +43,14 @@ def instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
     if not written:
         return upload(_call_on_cpu(call, args, kwargs), device)
     names = [argument.name for argument in schema.arguments]
+    outs = {argument.name for argument in schema.arguments if argument.is_out}
     targets: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def prepared(key: str, value: Any) -> Any:
         if key not in written or not isinstance(value, torch.Tensor):
             return on_cpu(value)
-        # An out= argument may have to grow, which must not happen at addresses of others.
-        fresh = alias(value).clone() if value.numel() else torch.empty(0, dtype=value.dtype)
+        # Not the size that torch's operator left it with: it may not have come so far.
+        fresh = torch.empty(0, dtype=value.dtype) if key in outs else own_output(value)
         targets.append((value, fresh))
         return fresh
 
@@ -272,10 +273,14 @@ class _Computation:
             What was computed if its form depends on values, so that it cannot be written; then
             None, or which results have no value and why.
         """
-        computed = call(
-            *[on_cpu(value) for value in args],
-            **{key: on_cpu(value) for key, value in kwargs.items()},
-        )
+        outs = [name for name in self._outs if kwargs.get(name) is not None]
+        given = {
+            key: own_output(value) if key in outs else on_cpu(value)
+            for key, value in kwargs.items()
+        }
+        computed = call(*[on_cpu(value) for value in args], **given)
+        if outs:  # not what it returns: some operators on lists return nothing
+            results, computed = [kwargs[name] for name in outs], [given[name] for name in outs]
         try:
             unwritten = write(results, computed)
         except FormError:
@@ -355,8 +360,11 @@ def _compute_in_single_precision(
             return [widened(item) for item in value]
         return torch.float32 if value in LOW else value
 
+    outs = {argument.name for argument in schema.arguments if argument.is_out}
     wide_args = [widened(value) for value in args]
-    wide_kwargs = {key: widened(value) for key, value in kwargs.items()}
+    wide_kwargs = {
+        key: widened(own_output(value) if key in outs else value) for key, value in kwargs.items()
+    }
     computed = call(*wide_args, **wide_kwargs)
     pairs = zip(
         _mutated(schema, args, kwargs), _mutated(schema, wide_args, wide_kwargs), strict=True

@@ -13,6 +13,7 @@ import torch
 
 from emulated_cuda import preparation, torch_private
 from emulated_cuda.values import copies, sizes, special
+from emulated_cuda.values.card_arguments import as_on_a_card
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -21,6 +22,7 @@ from emulated_cuda.values.computing import (
 )
 from emulated_cuda.values.equivalents import EQUIVALENTS, by_name, recurrent
 from emulated_cuda.values.operators import Kernel
+from emulated_cuda.values.single_rounding import rounded_once
 from emulated_cuda.values.special import (
     accepting_numbers,
     if_refused,
@@ -64,7 +66,7 @@ _COMPOSITES = {
 """Operators that only call others, which compute, and choose them by values they read back."""
 _WITHOUT_CUDA_KERNEL = (
     *("aten::copy_", "aten::convolution_backward"),
-    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
+    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_", "aten::mode.values"),
 )
 """Operators whose kernel is the same for all devices and launches CUDA kernels itself.
 
@@ -163,7 +165,7 @@ def _compute_of(name: str, operator: Any) -> Kernel:
         return by_name(operator, EQUIVALENTS[name].function)
     if name.removeprefix("aten::") in special.ROUNDED_DOWN:
         return special.zero_by_zero(if_refused(operator))
-    return if_refused(operator)
+    return rounded_once(name, as_on_a_card(name, if_refused(operator)))
 
 
 def _library(namespace: str) -> torch.library.Library:

@@ -21,10 +21,10 @@ import torch
 from emulated_cuda import torch_private
 from emulated_cuda.torch_versions import NOT_A_TENSOR
 from emulated_cuda.values import graphs, operators, staleness
-from emulated_cuda.values.aliases import alias, on_cpu
-from emulated_cuda.values.computing import on_the_cpu
+from emulated_cuda.values.aliases import alias, on_cpu, own_output
+from emulated_cuda.values.computing import names_of_outs, on_the_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
-from emulated_cuda.values.results import upload
+from emulated_cuda.values.results import replace, upload
 
 ROUNDED_DOWN = (
     *("floor_divide", "floor_divide.out", "floor_divide_.Tensor"),
@@ -81,6 +81,7 @@ def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     names = [argument.name for argument in schema.arguments]
+    outs = names_of_outs(operator)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if thread.arguments is not None:
@@ -95,7 +96,10 @@ def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
                 results = operators.run(original, keyset, args, kwargs)
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         with on_the_cpu():
-            on_host = {key: on_cpu(value) for key, value in named.items()}
+            on_host = {
+                key: own_output(value) if key in outs else on_cpu(value)
+                for key, value in named.items()
+            }
             computed = operator(
                 *[on_host[key] for key in names[: len(args)]],
                 **{key: on_host[key] for key in kwargs},
@@ -154,9 +158,10 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _copy_back(target: torch.Tensor, computed: torch.Tensor) -> None:
     """Give an argument on the device what the operator has written into its CPU form."""
-    if target.layout is torch.strided and target.shape == computed.shape:
-        return  # it is an alias
-    target.copy_(upload(computed, target.device))
+    if target.layout is not torch.strided:
+        target.copy_(upload(computed, target.device))
+    elif alias(target).data_ptr() != computed.data_ptr():
+        replace(target, computed)
 
 
 _NUMBERS = (int, float, bool, complex)

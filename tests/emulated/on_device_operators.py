@@ -31,6 +31,54 @@ def assert_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float =
     )
 
 
+# ---- Decompositions ----
+
+
+@pytest.mark.parametrize("size", [(2, 4, 4), (5, 3), (3, 5)])
+def test_lu_without_pivots_multiplies_to_the_matrix(size):
+    """LU without pivots, which only CUDA has, gives factors of the matrix and no exchanges."""
+    a = torch.randn(size) + 4 * torch.eye(*size[-2:])
+    permutation, lower, upper = torch.linalg.lu(a.cuda(), pivot=False)
+    assert permutation.numel() == 0
+    assert_equal(lower @ upper, a)
+    factors, pivots, info = torch.linalg.lu_factor_ex(a.cuda(), pivot=False)
+    assert_equal(factors.tril(-1)[..., : min(size[-2:])], lower.cpu().tril(-1))
+    assert_equal(factors.triu()[..., : min(size[-2:]), :], upper.cpu())
+    assert (pivots.cpu() == torch.arange(1, min(size[-2:]) + 1)).all()
+    assert (info == 0).all()
+    assert_equal(torch.linalg.lu_factor(a.cuda())[0], torch.linalg.lu_factor(a)[0])
+    assert torch.linalg.lu_factor_ex(torch.zeros(2, 2).cuda(), pivot=False).info.item() == 1
+
+
+@pytest.mark.parametrize("size", [(9, 4), (2, 9, 4)])
+def test_least_squares_without_a_driver_are_those_of_gels(size):
+    """The default driver of ``lstsq`` on CUDA is ``gels``, also in the forms of all results."""
+    a, b = torch.randn(size), torch.randn(*size[:-1], 3)
+    expected = torch.linalg.lstsq(a, b, driver="gels")
+    for found in (torch.linalg.lstsq(a.cuda(), b.cuda()), _least_squares(a, b)):
+        for one, other in zip(found, expected, strict=True):
+            assert one.shape == other.shape
+            assert_equal(one, other)
+    with pytest.raises(RuntimeError, match="other than `gels` is not supported on CUDA"):
+        torch.linalg.lstsq(a.cuda(), b.cuda(), driver="gelsd")
+
+
+def _least_squares(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    out = tuple(torch.empty(0, device="cuda") for _ in range(4))
+    out = (*out[:2], out[2].long(), out[3])
+    return torch.linalg.lstsq(a.cuda(), b.cuda(), out=out)
+
+
+@pytest.mark.parametrize("driver", [None, "gesvd", "gesvdj", "gesvda"])
+def test_singular_values_are_the_same_with_each_driver(driver):
+    """A method of cuSOLVER, which the CPU refuses to get, changes no singular value."""
+    a = torch.randn(6, 4)
+    u, values, vh = torch.linalg.svd(a.cuda(), full_matrices=False, driver=driver)
+    assert_equal(values, torch.linalg.svdvals(a))
+    assert_equal(u @ values.diag() @ vh, a)
+    assert_equal(torch.linalg.svdvals(a.cuda(), driver=driver), torch.linalg.svdvals(a))
+
+
 # ---- Convolutions ----
 
 

@@ -15,6 +15,8 @@ WITH_VALUES = (
     "on_device_reads.py",
     "on_device_contexts.py",
     "on_device_training.py",
+    "on_device_outputs.py",
+    "on_device_rounding.py",
 )
 BEFORE_TORCH = ("on_device_kernels.py",)
 """Kernels of torch, such as that of ``torch.cuda._sleep``, are known if it is imported later."""

@@ -7,6 +7,7 @@ returns what the operator would have written. :func:`.table.equivalent` names th
 from emulated_cuda.values.equivalents import (
     attention,
     attention_sequences,
+    decompositions,
     normalization,
     others,
     products,
@@ -19,6 +20,7 @@ __all__ = [
     "attention",
     "attention_sequences",
     "by_name",
+    "decompositions",
     "normalization",
     "others",
     "products",

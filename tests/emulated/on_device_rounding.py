@@ -1,0 +1,54 @@
+"""Tests of operators of half precision that a card computes in single precision and rounds once.
+
+``test_on_device.py`` runs them in a new process with the plugin ``values_on_both``.
+"""
+
+import pytest
+import torch
+
+OPERATORS = {
+    "add": lambda x, y: torch.add(x, y, alpha=0.3),
+    "add number": lambda x, y: x + 0.3,
+    "in place": lambda x, y: x.clone().add_(y, alpha=0.3),
+    "out": lambda x, y: torch.add(x, y, alpha=0.3, out=torch.empty_like(x)),
+    "sub": lambda x, y: torch.sub(x, y, alpha=0.3),
+    "rsub": lambda x, y: torch.rsub(x, y, alpha=0.3),
+    "foreach": lambda x, y: torch._foreach_add([x], [y], alpha=0.3)[0],
+    "logit": lambda x, y: torch.logit(x.abs().clamp(0.125, 0.75)),
+    "logit, eps": lambda x, y: torch.logit(x, 0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_half_precision_is_rounded_once(name, dtype):
+    """Every element is that of single precision, rounded; the CPU's own kernel differs in some."""
+    x, y = torch.randn(1000).to(dtype), torch.randn(1000).to(dtype)
+    function = OPERATORS[name]
+    expected = function(x.float(), y.float()).to(dtype)
+    assert torch.equal(function(x.cuda(), y.cuda()).cpu(), expected)
+    assert not torch.equal(function(x, y), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_lists_are_rounded_once_in_place(dtype):
+    """A list of tensors, as optimizers change it in place, is rounded once."""
+    x, y = torch.randn(1000).to(dtype), torch.randn(1000).to(dtype)
+    found = [x.cuda()]
+    torch._foreach_add_(found, [y.cuda()], alpha=0.3)
+    assert torch.equal(found[0].cpu(), (x.float() + 0.3 * y.float()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_random_numbers_of_half_precision_are_rounded_and_never_the_end(dtype):
+    """Numbers between two bounds are those of single precision, rounded; the end is the start."""
+    numbers = []
+    for kind in (torch.float32, dtype):
+        torch.manual_seed(0)
+        numbers.append(torch.rand(10_000, device="cuda", dtype=kind).cpu())
+    expected = numbers[0].to(dtype)
+    assert (expected == 1).any()
+    assert torch.equal(numbers[1], torch.where(expected == 1, 0, expected))
+    bounded = torch.empty(10_000, device="cuda", dtype=dtype).uniform_(-2, 3)
+    assert bounded.min() >= -2
+    assert bounded.max() < 3
