@@ -83,6 +83,18 @@ def test_products_with_another_result_type_have_its_precision():
     assert_equal(found, wide + 3 * wide @ wide)
 
 
+def test_product_with_gelu_takes_the_tanh_form_as_on_a_card():
+    """CUDA's kernel approximates GELU by tanh, and the CPU's kernel of the same name does not."""
+    bias, a, b = torch.randn(5), torch.randn(4, 3), torch.randn(3, 5)
+    expected = torch.nn.functional.gelu(torch.addmm(bias, a, b), approximate="tanh")
+    on_device = bias.cuda(), a.cuda(), b.cuda()
+    out = torch.empty(4, 5, device="cuda")
+    torch._addmm_activation(*on_device, use_gelu=True, out=out)
+    assert_equal(torch._addmm_activation(*on_device, use_gelu=True), expected, 1e-6)
+    assert_equal(out, expected, 1e-6)
+    assert_equal(torch._addmm_activation(*on_device), torch.addmm(bias, a, b).relu(), 1e-6)
+
+
 @pytest.mark.parametrize("by_row", [False, True])
 def test_scaled_product_multiplies_by_its_scales(by_row):
     """A scaled product has one scale for a matrix, or one for each row."""
