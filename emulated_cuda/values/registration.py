@@ -163,6 +163,8 @@ def _compute_of(name: str, operator: Any) -> Kernel:
         return by_name(operator, EQUIVALENTS[name].function)
     if name.removeprefix("aten::") in special.ROUNDED_DOWN:
         return special.zero_by_zero(if_refused(operator))
+    if name.removeprefix("aten::") in special.SINGULAR_VALUES:
+        return special.without_driver(if_refused(operator))
     return if_refused(operator)
 
 

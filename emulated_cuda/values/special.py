@@ -5,6 +5,7 @@
 - Division of integers by zero: the CPU raises an error, a card does not. A quotient that is rounded
   down is 0 then (`div_floor_integer` of PyTorch; before torch 2.12 it was not defined). Other
   roundings and remainders by zero are not defined there.
+- Singular values with a driver of cuSOLVER: the CPU refuses to be given one.
 - Products of quantized tensors, for which cuDNN finds no plan without a GPU.
 - Numbers in place of tensors, as in ``x * 2``: torch wraps the number in a tensor of the lowest
   priority for the type of the result, and gives the number to kernels in Python, but its own
@@ -47,6 +48,28 @@ def zero_by_zero(divide: Kernel) -> Kernel:
         if not zero.any():
             return divide(self, other, **kwargs)
         return divide(self, torch.where(zero, 1, other), **kwargs).masked_fill_(zero, 0)
+
+    return call
+
+
+SINGULAR_VALUES = ("_linalg_svd", "_linalg_svd.U")
+"""Operators that take the name of a driver of cuSOLVER."""
+_SVD_DRIVERS = (None, "gesvd", "gesvdj", "gesvda")
+
+
+def without_driver(decompose: Kernel) -> Kernel:
+    """Return a kernel for the CPU that decomposes whichever of cuSOLVER's drivers is named.
+
+    It raises RuntimeError, as on a card, for the name of a driver that cuSOLVER does not have.
+    """
+
+    def call(*args: Any, driver: str | None = None, **kwargs: Any) -> Any:
+        if driver not in _SVD_DRIVERS:
+            raise RuntimeError(
+                f"torch.linalg.svd: unknown svd driver {driver} in svd_cusolver computation; "
+                f"write gesvd, gesvdj or gesvda"
+            )
+        return decompose(*args, **kwargs)
 
     return call
 

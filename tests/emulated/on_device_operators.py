@@ -95,6 +95,25 @@ def test_product_with_gelu_takes_the_tanh_form_as_on_a_card():
     assert_equal(torch._addmm_activation(*on_device), torch.addmm(bias, a, b).relu(), 1e-6)
 
 
+@pytest.mark.parametrize("driver", ["gesvd", "gesvdj", "gesvda"])
+def test_singular_values_are_computed_with_each_driver_of_cusolver(driver):
+    """The CPU refuses any driver; on a card they differ in speed only."""
+    matrix = torch.randn(3, 4)
+    expected = torch.linalg.svdvals(matrix)
+    assert_equal(torch.linalg.svdvals(matrix.cuda(), driver=driver), expected, 1e-5)
+    u, s, vh = torch.linalg.svd(matrix.cuda(), full_matrices=False, driver=driver)
+    assert_equal(u @ s.diag() @ vh, matrix, 1e-5)
+    out = torch.empty_like(u), torch.empty_like(s), torch.empty_like(vh)
+    torch.linalg.svd(matrix.cuda(), full_matrices=False, driver=driver, out=out)
+    assert_equal(out[1], expected, 1e-5)
+
+
+def test_unknown_driver_of_singular_values_is_refused():
+    """A name that cuSOLVER does not know is refused by name, as on a card."""
+    with pytest.raises(RuntimeError, match="unknown svd driver gelsd"):
+        torch.linalg.svd(torch.eye(3, device="cuda"), driver="gelsd")
+
+
 @pytest.mark.parametrize("by_row", [False, True])
 def test_scaled_product_multiplies_by_its_scales(by_row):
     """A scaled product has one scale for a matrix, or one for each row."""
