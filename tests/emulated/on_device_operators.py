@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from values_on_both import OPERATORS_SEEN, on_both
 
 from emulated_cuda import torch_private
+from emulated_cuda.values import operators
 from emulated_cuda.values.equivalents import EQUIVALENTS, by_name
 
 pytestmark = pytest.mark.usefixtures("operators_seen")
@@ -93,6 +94,23 @@ def test_product_with_gelu_takes_the_tanh_form_as_on_a_card():
     assert_equal(torch._addmm_activation(*on_device, use_gelu=True), expected, 1e-6)
     assert_equal(out, expected, 1e-6)
     assert_equal(torch._addmm_activation(*on_device), torch.addmm(bias, a, b).relu(), 1e-6)
+
+
+def test_status_that_no_kernel_wrote_is_no_error(monkeypatch):
+    """`eigvals` with `out` reads back whether it converged, which only a kernel would write."""
+    matrix = torch.randn(2, 5, 5)
+    on_device, out = matrix.cuda(), torch.empty(0, dtype=torch.complex64, device="cuda")
+    run, outcomes = operators.run, iter([torch.linalg.LinAlgError("failed to converge")])
+
+    def failing_once(*args, **kwargs):
+        for error in outcomes:
+            raise error
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(operators, "run", failing_once)
+    torch.linalg.eigvals(on_device, out=out)
+    assert next(outcomes, None) is None
+    torch.testing.assert_close(out.cpu(), torch.linalg.eigvals(matrix))
 
 
 @pytest.mark.parametrize("driver", ["gesvd", "gesvdj", "gesvda"])
