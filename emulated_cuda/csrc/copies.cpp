@@ -155,7 +155,12 @@ static int filled(void* start, int value, size_t size, Stream stream) {
   count_work();
   profiled.fill(start, (unsigned)value, size, stream);
   if (phase() != kNoOperator) return kSuccess;
-  if (capture_of(stream)) return refuse("cudaMemsetAsync", "A fill outside of torch's operators cannot be captured.");
+  if (capture_of(stream)) {
+    // Without values no phase is known inside of torch's operators, which fill their semaphores, and a
+    // replay computes nothing.
+    if (!values_are_computed) return kSuccess;
+    return refuse("cudaMemsetAsync", "A fill outside of torch's operators cannot be captured.");
+  }
   if (!value && is_on_device(start)) zero((char*)start, size);
   else memset(start, value, size);
   note_write(start, size);

@@ -167,10 +167,14 @@ def guided(name: str, operator: Any, original: Kernel) -> Kernel:
 
 
 def _results(original: Kernel, keyset: Any, args: Any, kwargs: Any) -> Any:
-    """Return what torch's operator returns; None if it fails because values are not there."""
+    """Return what torch's operator returns; None if it fails because values are not there.
+
+    The CPU has computed the operator before. So if torch's operator finds that a matrix cannot be
+    decomposed, it has read a status that no kernel wrote.
+    """
     try:
         return operators.run(original, keyset, args, kwargs, checks_pass=True)
-    except Unavailable:
+    except (Unavailable, torch.linalg.LinAlgError):
         return None
 
 

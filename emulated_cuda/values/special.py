@@ -5,6 +5,7 @@
 - Division of integers by zero: the CPU raises an error, a card does not. A quotient that is rounded
   down is 0 then (`div_floor_integer` of PyTorch; before torch 2.12 it was not defined). Other
   roundings and remainders by zero are not defined there.
+- Singular values with a driver of cuSOLVER: the CPU refuses to be given one.
 - Products of quantized tensors, for which cuDNN finds no plan without a GPU.
 - Numbers in place of tensors, as in ``x * 2``: torch wraps the number in a tensor of the lowest
   priority for the type of the result, and gives the number to kernels in Python, but its own

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from values_on_both import OPERATORS_SEEN, on_both
 
 from emulated_cuda import torch_private
+from emulated_cuda.values import operators
 from emulated_cuda.values.equivalents import EQUIVALENTS, by_name
 
 pytestmark = pytest.mark.usefixtures("operators_seen")
@@ -129,6 +130,54 @@ def test_products_with_another_result_type_have_its_precision():
     assert_equal(found, 2 * wide[0] + wide[0] @ wide[1])
     found = torch.baddbmm(device.float(), device, device, out_dtype=out_dtype, alpha=3)
     assert_equal(found, wide + 3 * wide @ wide)
+
+
+def test_product_with_gelu_takes_the_tanh_form_as_on_a_card():
+    """CUDA's kernel approximates GELU by tanh, and the CPU's kernel of the same name does not."""
+    bias, a, b = torch.randn(5), torch.randn(4, 3), torch.randn(3, 5)
+    expected = torch.nn.functional.gelu(torch.addmm(bias, a, b), approximate="tanh")
+    on_device = bias.cuda(), a.cuda(), b.cuda()
+    out = torch.empty(4, 5, device="cuda")
+    torch._addmm_activation(*on_device, use_gelu=True, out=out)
+    assert_equal(torch._addmm_activation(*on_device, use_gelu=True), expected, 1e-6)
+    assert_equal(out, expected, 1e-6)
+    assert_equal(torch._addmm_activation(*on_device), torch.addmm(bias, a, b).relu(), 1e-6)
+
+
+def test_status_that_no_kernel_wrote_is_no_error(monkeypatch):
+    """`eigvals` with `out` reads back whether it converged, which only a kernel would write."""
+    matrix = torch.randn(2, 5, 5)
+    on_device, out = matrix.cuda(), torch.empty(0, dtype=torch.complex64, device="cuda")
+    run, outcomes = operators.run, iter([torch.linalg.LinAlgError("failed to converge")])
+
+    def failing_once(*args, **kwargs):
+        for error in outcomes:
+            raise error
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(operators, "run", failing_once)
+    torch.linalg.eigvals(on_device, out=out)
+    assert next(outcomes, None) is None
+    torch.testing.assert_close(out.cpu(), torch.linalg.eigvals(matrix))
+
+
+@pytest.mark.parametrize("driver", ["gesvd", "gesvdj", "gesvda"])
+def test_singular_values_are_computed_with_each_driver_of_cusolver(driver):
+    """The CPU refuses any driver; on a card they differ in speed only."""
+    matrix = torch.randn(3, 4)
+    expected = torch.linalg.svdvals(matrix)
+    assert_equal(torch.linalg.svdvals(matrix.cuda(), driver=driver), expected, 1e-5)
+    u, s, vh = torch.linalg.svd(matrix.cuda(), full_matrices=False, driver=driver)
+    assert_equal(u @ s.diag() @ vh, matrix, 1e-5)
+    out = torch.empty_like(u), torch.empty_like(s), torch.empty_like(vh)
+    torch.linalg.svd(matrix.cuda(), full_matrices=False, driver=driver, out=out)
+    assert_equal(out[1], expected, 1e-5)
+
+
+def test_unknown_driver_of_singular_values_is_refused():
+    """A name that cuSOLVER does not know is refused by name, as on a card."""
+    with pytest.raises(RuntimeError, match="unknown svd driver gelsd"):
+        torch.linalg.svd(torch.eye(3, device="cuda"), driver="gelsd")
 
 
 @pytest.mark.parametrize("by_row", [False, True])

@@ -1,4 +1,4 @@
-"""Products with another result type, with scales or weights of four bits, and convolutions.
+"""Products with an activation, another result type, scales or weights of four bits; convolutions.
 
 Convolutions are those of cuDNN, depthwise ones, and transposed ones without cuDNN. Ordinary
 products such as `mm`, `addmm` and `bmm` need no row: the CPU's operator of the same name computes
@@ -133,6 +133,7 @@ def transposed_without_cudnn(
 
 
 _BLAS = "aten/src/ATen/native/cuda/Blas.cpp: half types, accumulated in the type of the result"
+_EPILOGUE = "aten/src/ATen/native/cuda/Blas.cpp: addmm_activation_out_cuda"
 _SCALED = "aten/src/ATen/native/cuda/ScaledBlas.cpp: (a * scale_a) @ (b * scale_b) + bias"
 _GROUPED = "aten/src/ATen/native/cuda/GroupedBlas.cpp: _scaled_grouped_mm_cuda, scales of rows"
 _INT4 = "aten/src/ATen/native/cuda/int4mm.cu"
@@ -162,6 +163,19 @@ def baddbmm(
 ) -> Tensor:
     wide = (value.to(out_dtype) for value in (self, batch1, batch2))
     return torch.baddbmm(*wide, beta=beta, alpha=alpha)
+
+
+# ---- Activations ----
+
+
+@equivalent("aten::_addmm_activation", source=f"{_EPILOGUE}, which approximates GELU by tanh")
+def addmm_activation(
+    self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any, alpha: Any, use_gelu: bool
+) -> Tensor:
+    product = torch.addmm(self, mat1, mat2, beta=beta, alpha=alpha)
+    if not use_gelu:
+        return product.relu_()
+    return torch.nn.functional.gelu(product, approximate="tanh")
 
 
 # ---- Scales ----
