@@ -50,8 +50,8 @@ int refuse_of_driver(const char* function) {
 #define WEAK extern "C" __attribute__((visibility("default"), weak))
 #define NAME(name) \
   WEAK int name() { return refuse_of_driver(#name); }
-#include "driver_names.inc"
+#include "driver_names.hpp"
 #undef NAME
 #define NAME(name) \
   WEAK int name() { return refuse(#name, advice_of(#name)); }
-#include "runtime_names.inc"
+#include "runtime_names.hpp"

@@ -174,7 +174,7 @@ def _results(original: Kernel, keyset: Any, args: Any, kwargs: Any) -> Any:
     """
     try:
         return operators.run(original, keyset, args, kwargs, checks_pass=True)
-    except (Unavailable, torch.linalg.LinAlgError):
+    except (Unavailable, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         return None
 
 
