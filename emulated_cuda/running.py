@@ -31,6 +31,28 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
     for process in processes:
         for device in process.devices:
             yield _line(process, device)
+            if _reserves_much_more(process, device):
+                yield (
+                    f"warning: on cuda:{device.index} more than twice was reserved of what tensors "
+                    "took at once. If other libraries did not take it, free blocks were too small "
+                    "or too far apart to be used again: PYTORCH_ALLOC_CONF=expandable_segments:"
+                    "True, without max_split_size_mb, lets the allocator join them"
+                )
+
+
+_USUAL_FACTOR = 2
+"""An allocator may reserve so many times what is in use."""
+_LARGE_SHARE = 0.1
+"""A reserve of less than this share of the card does no harm."""
+
+
+def _reserves_much_more(process: ProcessUse, device: DeviceUse) -> bool:
+    if device.allocated_bytes is None:
+        return False
+    return (
+        device.reserved_bytes > _USUAL_FACTOR * device.allocated_bytes
+        and device.reserved_bytes > _LARGE_SHARE * process.usable_bytes
+    )
 
 
 def write_json(path: Path, processes: Sequence[ProcessUse]) -> None:
