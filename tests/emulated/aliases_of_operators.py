@@ -66,6 +66,9 @@ class Watch:
             return found
 
         def run_own_operator(*args: Any, **kwargs: Any) -> Any:
+            given = args[2]
+            if len(given) == 1 and getattr(given[0], "numel", lambda: 0)() == 1:
+                return run_original(*args, **kwargs)  # texts of errors read every element
             self._look_at_memory()
             try:
                 return run_original(*args, **kwargs)
@@ -140,7 +143,13 @@ def _segments() -> list[tuple[int, int]]:
     import torch
 
     found = []
-    for one in torch.cuda.memory_snapshot():
+    references = sys.getrefcount(True)
+    segments = torch.cuda.memory_snapshot()
+    for _ in range(
+        references - sys.getrefcount(True)
+    ):  # torch 2.14 takes one too many at each call
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(True))
+    for one in segments:
         used = [block for block in one["blocks"] if block["state"] != "inactive"]
         if used and one["total_size"] <= LARGEST:
             end = used[-1]["address"] + used[-1]["size"]
