@@ -8,6 +8,7 @@ stale values are stale as well. Copying to a tensor and filling it make it fresh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,11 +195,21 @@ def note_received(start: int, size: int) -> None:
             _fresh.add(start)
 
 
+def _segments() -> list[dict[str, Any]]:
+    try:
+        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()
+        return segments
+    finally:
+        # torch 2.14 gives back a reference to True that it was not given, which Python counts up
+        # to 3.11: it would end the process after some 12,000 calls.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(True))
+
+
 def _block_of(address: int) -> tuple[int, int]:
     """Return address and requested size of the allocator's block in which an address lies."""
     return max(
         (block["address"], block["requested_size"])
-        for segment in torch.cuda.memory_snapshot()
+        for segment in _segments()
         for block in segment["blocks"]
         if block["address"] <= address
     )
@@ -235,7 +246,7 @@ def _blocks_in_use() -> list[int]:
         return []
     return [
         block["address"]
-        for segment in torch.cuda.memory_snapshot()
+        for segment in _segments()
         for block in segment["blocks"]
         if block["state"].startswith("active")
     ]

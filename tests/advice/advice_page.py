@@ -45,7 +45,7 @@ def lines() -> Iterator[str]:
                 yield from lines_about(row)
     yield "## Hints without a program here"
     reasons = {
-        **dict.fromkeys(ELSEWHERE.values(), "the plugin is in a session of its own"),
+        **dict.fromkeys(ELSEWHERE.values(), "its program has a session of its own"),
         **COMMANDS,
     }
     yield "\n".join(f"- {escaped(hint)} ({reason})" for hint, reason in reasons.items())

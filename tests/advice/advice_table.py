@@ -52,6 +52,11 @@ ELSEWHERE = {
         "frames and their variables alive: run without it (-p no:NAME for a plugin of pytest), "
         "and report it to its authors"
     ),
+    "test_reserve_stops_growing_as_advised": (
+        "the allocator finds no free block that is large enough and takes new segments: with "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True, and without max_split_size_mb, it joins what "
+        "is free"
+    ),
 }
 """Tests of hints that no program of this table can follow -> the hint."""
 COMMANDS = {

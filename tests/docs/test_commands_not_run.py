@@ -37,6 +37,12 @@ OTHERS = {
     "git push --set-upstream origin main",
     "python tests/docs/redraw.py",
     "nox -s lint types tests",
+    "python tests/emulated/aliases_of_operators.py",
+    'CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" python setup.py build_ext --inplace '
+    "--force",
+    "ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 PYTHONPATH=.      "
+    'LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so)" '
+    "python tests/emulated/hostile_programs.py",
 }
 """Commands in which nothing can be checked that is not obvious."""
 

@@ -6,6 +6,7 @@
 import gc
 import io
 import pickle
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch.nn import functional as F  # noqa: N812
 from values_on_both import MB, launch_unknown_kernel, on_both
 
 from emulated_cuda.errors import DeviceAssertError, StaleValueError
+from emulated_cuda.values import staleness
+from pytest_cka_memory.meters.accelerator.blocks_in_use import segments_of
 
 # ---- Sizes that depend on values ----
 
@@ -280,3 +283,15 @@ def test_conversion_to_semi_structured_weights_is_refused_with_what_to_do(monkey
             torch.sparse.to_sparse_semi_structured(weight)
     monkeypatch.setattr(semi_structured, "_FORCE_CUTLASS", True)
     assert torch.equal(torch.sparse.to_sparse_semi_structured(weight).to_dense(), weight)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="references to True are not counted")
+def test_snapshots_take_no_reference_that_python_counts():
+    """Torch 2.14 gives one back for each; without a remedy enough of them end the process."""
+    flags = (True, False)
+    before = [sys.getrefcount(flag) for flag in flags]
+    for _ in range(64):
+        segments_of(torch.device("cuda", 0))
+        staleness._segments()
+    lost = [count - sys.getrefcount(flag) for count, flag in zip(before, flags, strict=True)]
+    assert max(lost) < 32

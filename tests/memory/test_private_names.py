@@ -6,6 +6,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import forked_processes
 import pytest
@@ -265,6 +266,7 @@ def test_tensors_saved_by_a_graph_get_the_hint_of_c_code_without_their_names(
     """
     assert "attached to its autograd graph" in hint_of(saving)
     monkeypatch.setattr(torch_private, "_RAW_SAVED", "_stowed_")
+    monkeypatch.setattr(torch_private, "_raw_saved", WeakKeyDictionary())
     assert "this may be an autograd graph of which no Python object has the result" in hint_of(
         saving
     )

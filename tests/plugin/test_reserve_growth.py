@@ -163,7 +163,16 @@ def test_reserve_that_fences_keep_from_use_breaks_the_limit(run):
     text = " ".join(run.text.split())
     assert "(of='reserved') broken: the reserve grew by" in text
     assert "what is in use grew by 0 per batch" in text
-    assert "expandable_segments:True, and without max_split_size_mb" in text
+
+
+@pytest.mark.emulates
+def test_reserve_stops_growing_as_advised(run):
+    """The hint names the settings with which the same program keeps its limit."""
+    text = " ".join(run.text.split())
+    hint = "with PYTORCH_ALLOC_CONF=expandable_segments:True, and without max_split_size_mb"
+    assert hint in text
+    followed = run.region_of("test_fenced_with_what_is_advised")
+    assert (followed["verdict"], followed["reserved_growth_bytes_per_batch"]) == ("ok", 0)
 
 
 @pytest.mark.emulates

@@ -4,6 +4,7 @@ Its reports contain only the sizes of blocks, which are rounded. If its history 
 snapshot also has the frames of allocations.
 """
 
+import ctypes
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
@@ -139,6 +140,11 @@ def segments_of(device: torch.device) -> Sequence[Mapping[str, Any]]:
         segments = snapshot(include_traces=False) if has_option else snapshot()
     except RuntimeError:  # backend:cudaMallocAsync has the function but no snapshot
         return []
+    finally:
+        if has_option:
+            # torch 2.14 gives back a reference to the option that it was not given. Up to Python
+            # 3.11, which counts those of False, some 20,000 calls would end the process.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(False))
     return [segment for segment in segments if segment["device"] == device.index]
 
 
