@@ -23,7 +23,7 @@ def lu_factor(A: Tensor, pivot: bool, check_errors: bool) -> tuple[Tensor, Tenso
         return factors, pivots, info
     factors = _eliminated(A)
     length = min(A.shape[-2:])
-    pivots = torch.arange(1, length + 1, dtype=torch.int32).expand(*A.shape[:-2], length)
+    pivots = torch.arange(1, length + 1, dtype=torch.int32).repeat(*A.shape[:-2], 1)
     zero = torch.diagonal(factors, dim1=-2, dim2=-1) == 0
     first = zero.int().argmax(-1) + 1 if length else torch.zeros(A.shape[:-2])
     info = torch.where(zero.any(-1), first, 0).int()
