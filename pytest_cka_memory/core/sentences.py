@@ -75,9 +75,10 @@ the allocator takes segments of 2 and 20 MB, and a step at any time is usual."""
 
 def note_on_reserve(record: RegionRecord, warmup: int = 1) -> str:
     """Return a sentence on a reserve that rises while what is in use does not; else nothing."""
-    if (growth_bytes_per_batch(record.timeline, warmup) or 0) > 0:  # that is the cause
-        return ""
-    return _rise_of(record, warmup, "reserved", "the allocator's reserve")
+    sentence = _rise_of(record, warmup, "reserved", "the allocator's reserve")
+    # If what is in use rises, that is the cause.
+    in_use = growth_bytes_per_batch(record.timeline, warmup) if sentence else None
+    return "" if (in_use or 0) > 0 else sentence
 
 
 def note_on_outside(record: RegionRecord, warmup: int = 1) -> str:
