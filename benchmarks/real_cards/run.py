@@ -1,0 +1,162 @@
+"""Predict what real cards needed, then compare with what was published.
+
+    python benchmarks/real_cards/run.py [CASE ...] [--interpreter PYTHON ...]
+
+Each case is a file in ``cases``: what somebody measured on a card and published, and a program
+that does the same on an emulated one. The predictions are written to the results before they are
+compared. The first prediction of a figure is kept: a figure is blind if the current one is still
+the first, and the case does not say that it was changed. Each case takes up to ten minutes and
+6 GB of the computer's memory, and no GPU. With several interpreters, a case runs with the one
+whose torch is nearest to the source's and that has the packages that the case needs.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import case as cases
+from case import Case
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parents[1] / "results" / "real-cards.json"
+LIMIT_S = 600
+_ASK = (
+    "import sys, torch, importlib.util as u;"
+    "print(torch.__version__, *(n for n in sys.argv[1:] if u.find_spec(n)))"
+)
+
+
+def chosen(case: Case, interpreters: Sequence[str]) -> str:
+    """Return the interpreter whose torch is nearest to the case's.
+
+    Raises:
+        SystemExit: if none has the packages that the case needs.
+    """
+    fitting = []
+    for interpreter in interpreters:
+        command = [interpreter, "-c", _ASK, *case.needs]
+        version, *found = subprocess.check_output(command, text=True).split()
+        if set(found) == set(case.needs):
+            fitting.append((abs(_number(version) - _number(case.torch)), interpreter))
+    if not fitting:
+        raise SystemExit(f"{case.title}: no interpreter has {', '.join(case.needs)}")
+    return min(fitting)[1]
+
+
+def _number(version: str) -> int:
+    major, minor = version.split(".")[:2]
+    return 1000 * int(major) + int(minor)
+
+
+def predict(name: str, case: Case, run: str, interpreter: str) -> dict[str, Any]:
+    """Run one process of a case on the emulated card; return its figures and how long it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "figures"
+        options = ["--card", case.card, "--devices", str(case.devices), "--no-values"]
+        command = [interpreter, "-W", "ignore", "-m", "emulated_cuda", *options, __file__]
+        given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        begin = time.monotonic()
+        done = subprocess.run(
+            [*command, "--one", name, run, str(into)],
+            env={**given, **case.environment},
+            timeout=LIMIT_S,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode or not into.exists():
+            lines = (done.stderr + done.stdout).strip().splitlines()
+            return {"failed": "\n".join(lines[-12:])}
+        found: dict[str, Any] = json.loads(into.read_text("utf-8"))
+    return {**found, "seconds": round(time.monotonic() - begin, 1)}
+
+
+def one(name: str, run: str, into: Path) -> None:
+    """Measure in this process, which has the emulated card."""
+    import torch
+
+    figures = cases.module(name).measured(run)
+    found = {"torch": torch.__version__.partition("+")[0], "figures": figures}
+    into.write_text(json.dumps(found), encoding="utf-8")
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """Return the predictions that were written before, by case."""
+    found: dict[str, dict[str, Any]] = (
+        json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    )
+    return found
+
+
+def write(results: Mapping[str, Any]) -> None:
+    """Write all predictions."""
+    text = json.dumps(dict(sorted(results.items())), indent=1) + "\n"
+    RESULTS.write_text(text, encoding="utf-8")
+
+
+def note(name: str, run: str, found: Mapping[str, Any]) -> None:
+    """Add the predictions of a process to the results; the first ones stay."""
+    results = stored()
+    kept = results.setdefault(name, {"figures": {}, "seconds": {}})
+    kept["torch"] = found["torch"]
+    kept["seconds"][run] = found["seconds"]
+    today = datetime.now(timezone.utc).date().isoformat()
+    for figure, size in found["figures"].items():
+        before = kept["figures"].get(figure, {"first_bytes": size, "first_date": today})
+        kept["figures"][figure] = {**before, "bytes": size}
+    write(results)
+
+
+def compare(name: str, case: Case) -> None:
+    """Print each prediction beside the published figure."""
+    found = stored().get(name, {}).get("figures", {})
+    for figure, published in case.figures.items():
+        if figure not in found:
+            print(f"  {figure}: no prediction")
+            continue
+        size = found[figure]["bytes"]
+        equal = "as printed" if published.is_equal(size) else f"{published.error(size):+.3%}"
+        shown = size / cases.UNITS[published.unit]
+        print(f"  {figure}: {shown:.6g}, published {published.printed} {published.unit}: {equal}")
+    unknown = [figure for figure in found if figure not in case.figures]
+    if unknown:
+        print(f"  not published: {unknown}")
+
+
+def main() -> None:
+    """Predict and compare the named cases, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases.names()))
+    parser.add_argument("--runs", nargs="+", help="only these processes of a case")
+    parser.add_argument("--interpreter", nargs="+", default=[sys.executable])
+    parser.add_argument("--compare", action="store_true", help="run nothing")
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # for renew.py
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        one(args.one[0], args.one[1], Path(args.one[2]))
+        return
+    for name in args.cases or cases.names():
+        case = cases.load(name)
+        print(f"{name}: {case.title}", flush=True)
+        if not args.compare:
+            interpreter = chosen(case, args.interpreter)
+            for run in args.runs or case.runs:
+                found = predict(name, case, run, interpreter)
+                if "failed" in found:
+                    print(f"  {run}: {found['failed']}", flush=True)
+                else:
+                    note(name, run, found)
+        compare(name, case)
+
+
+if __name__ == "__main__":
+    main()
