@@ -73,6 +73,8 @@ class Case:
     """Names of the processes that measure them, one after another."""
     environment: Mapping[str, str] = field(default_factory=dict)
     devices: int = 1
+    memory: str = ""
+    """Memory of the card, such as ``95GiB``; empty if it is the emulated card's."""
     needs: Sequence[str] = ()
     """Packages to install beside torch."""
     differs: str = ""
@@ -86,6 +88,10 @@ CUBLAS_BEFORE_2_7 = {
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0",
 }
 """Torch before 2.7 kept a workspace of cuBLASLt beside the one of cuBLAS."""
+
+
+CUBLAS_OF_BLACKWELL = {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}
+"""Torch before 2.12 took this workspace on Blackwell; later versions take 32 MiB."""
 
 
 def names() -> list[str]:

@@ -11,6 +11,7 @@ whose torch is nearest to the source's and that has the packages that the case n
 """
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -27,7 +28,7 @@ from case import Case
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parents[1] / "results" / "real-cards.json"
-LIMIT_S = 600
+LIMIT_S = int(os.environ.get("REAL_CARDS_LIMIT_S", "600"))
 _ASK = (
     "import sys, torch, importlib.util as u;"
     "print(torch.__version__, *(n for n in sys.argv[1:] if u.find_spec(n)))"
@@ -61,17 +62,21 @@ def predict(name: str, case: Case, run: str, interpreter: str) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "figures"
         options = ["--card", case.card, "--devices", str(case.devices), "--no-values"]
+        options += ["--memory", case.memory] if case.memory else []
         command = [interpreter, "-W", "ignore", "-m", "emulated_cuda", *options, __file__]
         given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         begin = time.monotonic()
-        done = subprocess.run(
-            [*command, "--one", name, run, str(into)],
-            env={**given, **case.environment},
-            timeout=LIMIT_S,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        try:
+            done = subprocess.run(
+                [*command, "--one", name, run, str(into)],
+                env={**given, **case.environment},
+                timeout=LIMIT_S,
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took over {LIMIT_S} s"}
         if done.returncode or not into.exists():
             lines = (done.stderr + done.stdout).strip().splitlines()
             return {"failed": "\n".join(lines[-12:])}
@@ -104,6 +109,12 @@ def write(results: Mapping[str, Any]) -> None:
 
 def note(name: str, run: str, found: Mapping[str, Any]) -> None:
     """Add the predictions of a process to the results; the first ones stay."""
+    with (Path(tempfile.gettempdir()) / "real-cards.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runners may write at a time
+        _note(name, run, found)
+
+
+def _note(name: str, run: str, found: Mapping[str, Any]) -> None:
     results = stored()
     kept = results.setdefault(name, {"figures": {}, "seconds": {}})
     kept["torch"] = found["torch"]

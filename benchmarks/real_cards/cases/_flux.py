@@ -38,6 +38,17 @@ def empty(make: Callable[[], Any], dtype: Any = None) -> Any:
     return model.to_empty(device="cpu")
 
 
+def move(model: Any, device: str) -> Any:
+    """Move a model as ``Module.to`` does, tensor by tensor, without reading or writing weights."""
+    import torch
+
+    def moved(tensor: Any) -> Any:
+        there = tensor.device.type == device
+        return tensor if there else torch.empty_like(tensor, device=device)
+
+    return model._apply(moved)
+
+
 def transformer() -> Any:
     """Return the network that is trained, with checkpointing.
 
@@ -60,7 +71,7 @@ def judge() -> Any:
     from transformers import Dinov2Config, Dinov2Model
 
     config = Dinov2Config(image_size=518, patch_size=14)
-    return empty(lambda: Dinov2Model(config)).to("cuda").eval()
+    return move(empty(lambda: Dinov2Model(config)), "cuda").eval()
 
 
 def prompts() -> tuple[Any, Any]:
@@ -72,14 +83,14 @@ def prompts() -> tuple[Any, Any]:
     encoder.tie_weights()
     encoder.eval().requires_grad_(False)
     with torch.no_grad():
-        encoder.to("cuda")
+        move(encoder, "cuda")
         cached, positions = [], []
         for _ in range(IMAGES):
             cached.append(_encoded(encoder))
             positions.append(torch.zeros(1, TOKENS, 4, dtype=torch.int64, device="cuda"))
         for _ in range(3):  # of those for evaluation, which go to the CPU
             _encoded(encoder)
-        encoder.to("cpu")
+        move(encoder, "cpu")
     return torch.cat(cached), torch.cat(positions)
 
 
@@ -112,14 +123,14 @@ def latents(vae: Any) -> Any:
 
     cached = []
     with torch.no_grad():
-        vae.to("cuda")
+        move(vae, "cuda")
         mean = vae.bn.running_mean.view(1, -1, 1, 1)
         std = torch.sqrt(vae.bn.running_var.view(1, -1, 1, 1) + 1e-4)
         for _ in range(IMAGES // BATCH):
             pixels = torch.empty(BATCH, 3, SIZE, SIZE, dtype=torch.bfloat16, device="cuda")
             found = Flux2KleinPipeline._patchify_latents(vae.encode(pixels).latent_dist.mode())
             cached.append((found - mean) / std)
-        vae.to("cpu")
+        move(vae, "cpu")
     return torch.cat(cached)
 
 
@@ -130,7 +141,7 @@ def evaluate(model: Any, vae: Any, judging: Any) -> None:
 
     model.eval()
     with torch.inference_mode():
-        vae.to("cuda")
+        move(vae, "cuda")
         shape = (1, TOKENS, TRANSFORMER["joint_attention_dim"])
         prompt = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
         noise = torch.empty(1, 128, 32, 32, dtype=torch.bfloat16, device="cuda")
@@ -145,7 +156,7 @@ def evaluate(model: Any, vae: Any, judging: Any) -> None:
         vae.decode(Flux2KleinPipeline._unpatchify_latents(found), return_dict=False)
         for _ in range(2):
             judging(torch.empty(1, 3, 224, 224, device="cuda"))
-        vae.to("cpu")
+        move(vae, "cpu")
     model.train()
 
 

@@ -3,7 +3,17 @@
 from typing import Any
 
 from _attention import table
-from _flux import Training, autoencoder, clean, evaluate, judge, latents, prompts, transformer
+from _flux import (
+    Training,
+    autoencoder,
+    clean,
+    evaluate,
+    judge,
+    latents,
+    move,
+    prompts,
+    transformer,
+)
 from case import Case, Figure
 
 LINEAR = (
@@ -118,21 +128,21 @@ def measured(run: str) -> dict[str, int]:
     torch.cuda.reset_peak_memory_stats()
     start = torch.cuda.max_memory_reserved()
     torch.manual_seed(0)
-    model = transformer().to("cuda")
+    model = move(transformer(), "cuda")
     kind, options = METHODS[run]
     if kind:
         config = getattr(peft, kind)(**{"target_modules": list(LINEAR), **options})
         model = peft.get_peft_model(model, config, autocast_adapter_dtype=True)
     else:
         model.requires_grad_(True)
-    model.to("cpu")
+    move(model, "cpu")
     torch.cuda.empty_cache()
     model.train()
     vae = autoencoder()
     judging = judge()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=1e-4)
     cached = (*prompts(), latents(vae))
-    model.to("cuda")
+    move(model, "cuda")
     clean()
     training = Training(model, optimizer, cached)
 
