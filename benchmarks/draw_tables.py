@@ -14,6 +14,7 @@ import cka_tables
 import compiled_tables
 import cost_tables
 import ranks_tables
+import real_cards_tables
 import scripts_tables
 import values_tables
 from processes import Row
@@ -226,6 +227,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "PyTorch's files, by reason": ranks_tables.file_causes,
         "what goes wrong": ranks_tables.hostile,
     },
+    DOCS / "explanation" / "real-cards.md": real_cards_tables.TABLES,
     DOCS / "explanation" / "trust.md": {
         "leaks": leaks,
         "versions": versions,

@@ -130,6 +130,10 @@ TABLES = {
     "fine-tuning": Table(
         "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft"
     ),
+    "real cards": Table(
+        "real-cards.json", DEVICE, "real_cards/run.py", minutes=60,
+        needs="diffusers, peft, timm, torchao; --interpreter for other versions of torch",
+    ),
     "tracker": Table("fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3),
     "accelerate": Table(
         "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",

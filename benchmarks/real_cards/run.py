@@ -14,6 +14,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -108,7 +109,7 @@ def write(results: Mapping[str, Any]) -> None:
 
 
 def note(name: str, run: str, found: Mapping[str, Any]) -> None:
-    """Add the predictions of a process to the results; the first ones stay."""
+    """Add the predictions of a process to the results, or why it failed; the first ones stay."""
     with (Path(tempfile.gettempdir()) / "real-cards.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runners may write at a time
         _note(name, run, found)
@@ -117,6 +118,12 @@ def note(name: str, run: str, found: Mapping[str, Any]) -> None:
 def _note(name: str, run: str, found: Mapping[str, Any]) -> None:
     results = stored()
     kept = results.setdefault(name, {"figures": {}, "seconds": {}})
+    failed = kept.setdefault("failed", {})
+    failed.pop(run, None)
+    if "failed" in found:
+        failed[run] = _reason(found["failed"])
+        write(results)
+        return
     kept["torch"] = found["torch"]
     kept["seconds"][run] = found["seconds"]
     today = datetime.now(timezone.utc).date().isoformat()
@@ -124,6 +131,13 @@ def _note(name: str, run: str, found: Mapping[str, Any]) -> None:
         before = kept["figures"].get(figure, {"first_bytes": size, "first_date": today})
         kept["figures"][figure] = {**before, "bytes": size}
     write(results)
+
+
+def _reason(text: str) -> str:
+    """Return the line of a process's output that says why it failed."""
+    lines = [line for line in text.splitlines() if not line.startswith("emulated_cuda: ")]
+    told = [line for line in lines if re.match(r"[\w.]*(Error|took over)", line)]
+    return (told or lines or ["no output"])[-1][:200]
 
 
 def compare(name: str, case: Case) -> None:
@@ -164,8 +178,7 @@ def main() -> None:
                 found = predict(name, case, run, interpreter)
                 if "failed" in found:
                     print(f"  {run}: {found['failed']}", flush=True)
-                else:
-                    note(name, run, found)
+                note(name, run, found)
         compare(name, case)
 
 

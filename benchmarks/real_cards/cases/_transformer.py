@@ -92,7 +92,8 @@ class Attention(nn.Module):
         length = x.shape[1]
         q, k, v = self.q(x), self.k(x), self.v(x)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
-        places = torch.arange(length, device=x.device)[None, None]
+        gathered = self.positions.gathered
+        places = torch.arange(length, device=x.device)[None, None] if gathered else None
         q, k = self.positions(q, places), self.positions(k, places)
         order = torch.arange(length, device=x.device)
         mask = order[:, None] >= order[None, :]

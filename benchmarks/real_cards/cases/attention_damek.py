@@ -1,8 +1,8 @@
-"""Attention of growing lengths, eager and compiled, on a card with 8.125 MiB of cuBLAS workspace."""
+"""Attention of growing lengths, eager and compiled, where cuBLAS has a workspace of 8.125 MiB."""
 
 from typing import Any
 
-from _attention import BATCH, LENGTHS, WIDTHS, attention, inputs, table
+from _attention import LENGTHS, WIDTHS, attention, inputs, table
 from case import CUBLAS_BEFORE_2_7, Case, Figure
 
 COUNTED = {
@@ -76,9 +76,9 @@ CASE = Case(
     figures=_figures(),
     environment=CUBLAS_BEFORE_2_7,
     differs=(
-        "Three passes of each kind instead of a hundred. The first version of this program kept another "
-        "intermediate result in a variable than the source does: its eager forward peaks were too "
-        "high by one output."
+        "Three passes of each kind instead of a hundred. The first version of this program kept "
+        "another intermediate result in a variable than the source does: its eager forward peaks "
+        "were too high by one output."
     ),
 )
 REPEATED = 3

@@ -45,12 +45,12 @@ CASE = Case(
     kind="operators",
     card="rtx5090",
     memory="94.97GiB",
-    real="not named, but Blackwell with 94.97 GiB, as another log there says; torch 2.11.0 (uv.lock)",
+    real="not named, but Blackwell with 94.97 GiB, as a log there says; torch 2.11.0 (uv.lock)",
     torch="2.11",
     figures=_figures(),
     environment=CUBLAS_OF_BLACKWELL,
     differs="Three passes of each kind instead of a hundred.",
-    seen="The first run was on a Hopper: everything was 47.7 MiB too high, by its larger workspaces.",
+    seen="The first run was on a Hopper: all was 47.7 MiB too high, by its larger workspaces.",
 )
 
 

@@ -53,7 +53,7 @@ CASE = Case(
     source="https://github.com/yyin-dev/cs336-a2/tree/main/data/attention_benchmark",
     kind="operators",
     card="h100",
-    real="an A100 with 40 GB, the text says, but the workspaces are a Hopper's; torch 2.6.0 (uv.lock)",
+    real="an A100 with 40 GB, it says, but the workspaces are a Hopper's; torch 2.6.0 (uv.lock)",
     torch="2.6",
     figures={
         f"{how}, {width} wide, {length} long": Figure(

@@ -1,4 +1,4 @@
-"""One forward pass of the networks that diffusers times each day: FLUX, LTX-Video, Stable Diffusion."""
+"""One forward pass of networks that diffusers times: FLUX, LTX-Video and Stable Diffusion."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +27,8 @@ CASE = Case(
     runs=tuple(PUBLISHED),
     needs=("diffusers", "transformers"),
     differs=(
-        "Two passes instead of many. The benchmark's versions of group offloading and of bitsandbytes "
-        "are not repeated: they pin the whole model in the computer's memory, or need its kernels."
+        "Two passes instead of many. Group offloading and bitsandbytes are not repeated: they pin "
+        "the whole model in the computer's memory, or need kernels of their own."
     ),
 )
 

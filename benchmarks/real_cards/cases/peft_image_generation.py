@@ -112,15 +112,15 @@ CASE = Case(
     runs=tuple(METHODS),
     needs=("diffusers", "transformers", "peft"),
     differs=(
-        "Five steps, an evaluation with two denoising steps, and two steps more, instead of 750. The "
-        "allocated bytes of step 150.5 are those of a step and the losses that the source keeps, 512 "
-        "bytes each."
+        "Five steps, an evaluation with two denoising steps, and two steps more, instead of 750. "
+        "What is allocated in the middle of steps 101 to 200 is that of a step, and 512 bytes for "
+        "each loss that the source keeps."
     ),
 )
 
 
 def measured(run: str) -> dict[str, int]:
-    """Prepare, train, evaluate and train again; 2 MiB that are reserved at the start don't count."""
+    """Prepare, train, evaluate and train again, without the 2 MiB reserved at the start."""
     import peft
     import torch
 

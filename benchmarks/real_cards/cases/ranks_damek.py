@@ -5,7 +5,7 @@ from typing import Any
 
 from case import CUBLAS_BEFORE_2_7, Case, Figure
 
-# Tokens -> GiB of the peak after the model was made, and allocated around the sharded and plain step.
+# Tokens -> GiB at the peak after the model was made; around the sharded step and the plain one.
 PUBLISHED = {
     128: ("7.4440598487854", "22.4767", "22.4767", "29.8016", "29.8016"),
     256: ("7.444090366363525", "22.4863", "22.4863", "29.8111", "29.8111"),
@@ -38,7 +38,7 @@ CASE = Case(
     figures=_figures(),
     runs=tuple(f"{way}, {tokens}" for way in ("sharded", "plain") for tokens in PUBLISHED),
     environment={**CUBLAS_BEFORE_2_7, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    differs="Two steps to warm up and one that is measured. The larger of two ranks, as the source.",
+    differs="Two steps to warm up and one that is measured. The larger of two ranks counts.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Training ViT-H with optimizers whose states have 32, 8 and 4 bits, compiled; ViT-g with offload."""
+"""Training ViT-H, compiled, with optimizers whose states have 32, 8 and 4 bits."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ CASE = Case(
     runs=tuple(PUBLISHED),
     needs=("timm", "torchao"),
     differs=(
-        "Three steps instead of an epoch; no evaluation, whose peak is lower. Needs torchao, so torch "
-        "is 2.14."
+        "Three steps instead of an epoch, without evaluation, whose peak is lower. Torch is 2.14: "
+        "torchao needs it."
     ),
 )
 

@@ -23,7 +23,7 @@ AROUND = {
 }
 
 CASE = Case(
-    title="A language model of 3.4 billion parameters, float32, batch 4, 128 tokens, layer by layer",
+    title="A language model of 3.4 billion parameters, batch 4, 128 tokens, layer by layer",
     source="https://github.com/duoan/cs336-assignment2-systems/blob/main/benchmark_results/memory/block_memory_xl_ctx128.txt",
     kind="training",
     card="rtx5090",

@@ -28,7 +28,7 @@ CASE = Case(
     },
     runs=tuple(f"{length}, {way}" for length in PUBLISHED for way in WAYS),
     environment=CUBLAS_BEFORE_2_7,
-    differs="Two passes to warm up, two that are measured, and one step of the optimizer, as the source.",
+    differs="Two passes to warm up, two that are measured, then one step of the optimizer.",
 )
 
 

@@ -1,0 +1,181 @@
+"""The tables of docs/explanation/real-cards.md: figures of real cards beside emulated ones."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).parent / "real_cards"))
+
+import case as real_cards
+from case import KINDS, Case, Figure
+
+RESULTS = Path(__file__).parent / "results" / "real-cards.json"
+OUTSIDE = 0.005
+"""A figure that is further off is listed by itself."""
+
+
+class Compared(NamedTuple):
+    """A published figure and what was predicted for it."""
+
+    case: Case
+    name: str
+    figure: Figure
+    found_bytes: int
+    blind: bool
+
+    @property
+    def error(self) -> float:
+        """By which share the prediction is above the figure; 0 if it has the same digits."""
+        equal = self.figure.is_equal(self.found_bytes)
+        return 0.0 if equal else self.figure.error(self.found_bytes)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the figure, or else that of its case."""
+        return self.figure.kind or self.case.kind
+
+    @property
+    def is_reserve(self) -> bool:
+        """Whether the figure counts the reserve."""
+        return "reserved" in self.figure.counts
+
+
+def compared() -> list[Compared]:
+    """Return each figure that was predicted, by case."""
+    results = json.loads(RESULTS.read_text("utf-8"))
+    found = []
+    for name in real_cards.names():
+        case = real_cards.load(name)
+        predicted = results.get(name, {}).get("figures", {})
+        for figure, published in case.figures.items():
+            if figure in predicted:
+                row = predicted[figure]
+                blind = row["bytes"] == row["first_bytes"] and not case.seen
+                found.append(Compared(case, figure, published, row["bytes"], blind))
+    return found
+
+
+def kinds() -> str:
+    """Each kind of figure: how many there are, and how far off."""
+    rows = compared()
+    lines = [
+        (title, *_summary([row for row in rows if row.kind == kind]))
+        for kind, title in KINDS.items()
+        if any(row.kind == kind for row in rows)
+    ]
+    for name, counts in (("allocated", False), ("reserved", True)):
+        lines.append((f"**{name}**", *_summary([row for row in rows if row.is_reserve is counts])))
+    blind = [row for row in rows if row.blind]
+    lines += [("**blind**", *_summary(blind)), ("**all**", *_summary(rows))]
+    head = ("kind", "sources", "figures", "blind", "as printed", "within 0.05 %", "within 1 %")
+    return _markdown((*head, "median off", "worst"), lines)
+
+
+def _summary(rows: Sequence[Compared]) -> tuple[str, ...]:
+    errors = [row.error for row in rows]
+    return (
+        str(len({row.case.source.split("/blob/")[0].split("/tree/")[0] for row in rows})),
+        str(len(rows)),
+        str(sum(row.blind for row in rows)),
+        _share(row.figure.is_equal(row.found_bytes) for row in rows),
+        _share(abs(error) <= 0.0005 for error in errors),
+        _share(abs(error) <= 0.01 for error in errors),
+        f"{median(map(abs, errors)):.3%}".replace("%", " %"),
+        f"{max(errors, key=abs):+.2%}".replace("%", " %"),
+    )
+
+
+def _share(marks: Iterable[bool]) -> str:
+    found = list(marks)
+    return f"{sum(found)} ({sum(found) / len(found):.0%})".replace("%)", " %)")
+
+
+def sources() -> str:
+    """Each case: its source, its card, its versions, and how far off it is."""
+    results = json.loads(RESULTS.read_text("utf-8"))
+    rows = compared()
+    lines = []
+    for name in real_cards.names():
+        case = real_cards.load(name)
+        own = [row for row in rows if row.case is case]
+        if not own:
+            continue
+        equal = sum(row.figure.is_equal(row.found_bytes) for row in own)
+        errors = [row.error for row in own]
+        here = results[name]
+        lines.append(
+            (
+                f"[{case.title}]({_address(case.source)}) (`{name}`)",
+                case.real,
+                f"{case.card}, {here['torch']}",
+                f"{sum(here['seconds'].values()):.0f}",
+                f"{len(own)} ({sum(row.blind for row in own)})",
+                str(equal),
+                f"{median(map(abs, errors)):.3%}".replace("%", " %"),
+                f"{max(errors, key=abs):+.2%}".replace("%", " %"),
+            )
+        )
+    head = ("source", "real card and versions", "emulated card, torch", "seconds")
+    return _markdown((*head, "figures (blind)", "as printed", "median off", "worst"), lines)
+
+
+def _address(source: str) -> str:
+    return source.split(" ")[0]
+
+
+def outside() -> str:
+    """Each figure that is off by more than half a percent, with the cause if it is known."""
+    lines = [
+        (
+            row.case.title,
+            row.name,
+            row.figure.counts,
+            f"{row.figure.printed} {row.figure.unit}",
+            f"{row.found_bytes / real_cards.UNITS[row.figure.unit]:,.6g}",
+            f"{row.error:+.2%}".replace("%", " %"),
+            row.figure.cause or "not known",
+        )
+        for row in compared()
+        if abs(row.error) > OUTSIDE
+    ]
+    head = ("case", "figure", "counts", "published", "emulated", "off", "cause")
+    return _markdown(head, lines)
+
+
+def missing() -> str:
+    """Each process of a case that gave no figure, and why."""
+    results = json.loads(RESULTS.read_text("utf-8"))
+    lines = [
+        (real_cards.load(name).title, run, reason.replace("|", "\\|"))
+        for name, found in results.items()
+        for run, reason in found.get("failed", {}).items()
+    ]
+    return _markdown(("case", "run", "why it gave no figure"), lines)
+
+
+def conditions() -> str:
+    """What each case does otherwise than its source, and why some are not blind."""
+    lines = []
+    for name in real_cards.names():
+        case = real_cards.load(name)
+        if case.differs or case.seen:
+            lines.append((case.title, case.differs or "-", case.seen or "-"))
+    return _markdown(("case", "differs from the source", "why it is not blind"), lines)
+
+
+def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = (head, ("---",) * len(head), *rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "real cards by kind": kinds,
+    "real cards by source": sources,
+    "real cards further off": outside,
+    "real cards without figures": missing,
+    "real cards, conditions": conditions,
+}
+"""Name of each table of the page -> what draws it."""

@@ -1,0 +1,121 @@
+"""The comparison with real cards: cases are complete, and predictions come before comparisons."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+CASES = sorted(
+    file.stem
+    for file in (BENCHMARKS / "real_cards" / "cases").glob("*.py")
+    if not file.stem.startswith("_")
+)
+
+
+@pytest.fixture
+def real_cards(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module of cases; its folder and that of the scripts can be imported from."""
+    folders = [BENCHMARKS / "real_cards", BENCHMARKS, BENCHMARKS / "real_cards" / "cases"]
+    monkeypatch.setattr(sys, "path", [*map(str, folders), *sys.path])
+    import case
+
+    return case
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_says_where_its_figures_come_from_and_what_they_count(
+    real_cards: ModuleType, name: str
+) -> None:
+    """Each case has a source with an address, a known card, and figures with digits and a unit."""
+    from emulated_cuda.cards import CARDS
+
+    case = real_cards.load(name)
+    assert case.source.startswith("https://")
+    assert case.card in CARDS
+    assert case.real
+    assert case.runs
+    assert real_cards.summary(name).endswith(".")
+    for figure in case.figures.values():
+        assert figure.published_bytes > 0
+        assert figure.unit in real_cards.UNITS
+        assert (figure.kind or case.kind) in real_cards.KINDS
+        assert figure.counts in {"allocated", "peak allocated", "reserved", "peak reserved"}
+
+
+def test_results_have_only_figures_that_were_published(real_cards: ModuleType) -> None:
+    """A prediction that no published figure belongs to would never be compared."""
+    results = json.loads((BENCHMARKS / "results" / "real-cards.json").read_text("utf-8"))
+    assert set(results) <= set(CASES)
+    for name, found in results.items():
+        case = real_cards.load(name)
+        assert set(found.get("failed", {})) <= set(case.runs)
+        left_out = {"compiled, 16 wide, 256 long"}  # the source's table lacks this one row
+        assert set(found["figures"]) - left_out <= set(case.figures), name
+
+
+@pytest.mark.parametrize(
+    ("printed", "found", "equal"),
+    [("24.7739", 24.77394, True), ("24.7739", 24.77396, False), ("4129", 4128.6, True)],
+)
+def test_figure_is_equal_if_its_digits_are(
+    real_cards: ModuleType, printed: str, found: float, equal: bool
+) -> None:
+    """A prediction equals a published figure if it is the same when printed with as many digits."""
+    figure = real_cards.Figure(printed, "MiB")
+    assert figure.is_equal(found * 2**20) is equal
+    assert figure.error(2 * figure.published_bytes) == 1
+
+
+def test_first_prediction_of_a_figure_stays(
+    real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program that is corrected after a comparison is no longer blind: both figures are kept."""
+    import run
+
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    found: dict[str, Any] = {"torch": "2.14.1", "seconds": 1.0, "figures": {"peak": 100}}
+    run.note("case", "all", found)
+    run.note("case", "all", {**found, "figures": {"peak": 90, "end": 10}})
+    figures = run.stored()["case"]["figures"]
+    assert (figures["peak"]["first_bytes"], figures["peak"]["bytes"]) == (100, 90)
+    assert figures["end"]["first_bytes"] == figures["end"]["bytes"] == 10
+
+
+def test_failed_run_is_noted_with_its_reason_until_it_succeeds(
+    real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The page lists runs without a figure, with the error that ended them."""
+    import run
+
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    output = "  File ...\nRuntimeError: no such kernel\nemulated_cuda: run.py: ended early"
+    run.note("case", "all", {"failed": output})
+    assert run.stored()["case"]["failed"] == {"all": "RuntimeError: no such kernel"}
+    run.note("case", "all", {"torch": "2.14.1", "seconds": 1.0, "figures": {"peak": 100}})
+    assert run.stored()["case"]["failed"] == {}
+
+
+def test_case_runs_with_the_nearest_torch_that_has_its_packages(
+    real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case of torch 2.6 runs with 2.9, unless only another interpreter has what it needs."""
+    import run
+
+    installed = {"old": "2.9.1+cu128 numpy", "new": "2.14.1 numpy peft"}
+
+    def asked(command: list[str], **_: object) -> str:
+        version, *packages = installed[command[0]].split()
+        return " ".join([version, *(name for name in command[3:] if name in packages)])
+
+    monkeypatch.setattr(run.subprocess, "check_output", asked)
+    case = real_cards.load("attention_damek")
+    assert run.chosen(case, list(installed)) == "old"
+    needy = real_cards.load("peft_image_generation")
+    monkeypatch.setitem(installed, "new", "2.14.1 diffusers transformers peft")
+    assert run.chosen(needy, list(installed)) == "new"
+    with pytest.raises(SystemExit, match="no interpreter has diffusers, transformers, peft"):
+        run.chosen(needy, ["old"])
