@@ -16,13 +16,14 @@ from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figure_rows import DRIVER, OUTSIDE_ADVICE, AdditionalFigures, Figure
 from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.reserve_figures import ReserveFigures
 from pytest_cka_memory.units import MB
 
 _SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionRecord(AdditionalFigures):
+class RegionRecord(ReserveFigures, AdditionalFigures):
     """What was measured between a region's entry and its exit; in bytes unless noted."""
 
     label: str
@@ -94,42 +95,6 @@ class RegionRecord(AdditionalFigures):
             advice="remove each from what holds it, or keep a number computed from it instead",
         ),
     ]
-    reserved_start_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve at entry",
-            "Held by the allocator at entry; null, like the other reserved figures, if the device "
-            "has no reserve.",
-        ),
-    ] = None
-    reserved_peak_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve peak",
-            "Most that the allocator held inside the region.",
-            column="reserved",
-            legend="most that the allocator held",
-            position=7,
-            importance=3,
-            only_if_known=True,
-            judged_as="reserved_increase_bytes",
-        ),
-    ] = None
-    reserved_end_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve at exit",
-            "Held by the allocator when the code ended, before cleaning: unless the code emptied "
-            "the cache, this includes blocks that are not in use.",
-        ),
-    ] = None
-    reserved_after_cleaning_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve after cleaning",
-            "Held by the allocator after garbage, workspaces and the cache were freed at exit.",
-        ),
-    ] = None
     garbage_at_peak_bytes: Annotated[
         int | None,
         Figure(
@@ -255,30 +220,6 @@ class RegionRecord(AdditionalFigures):
         return self.end_bytes - self.start_bytes
 
     @property
-    def reserved_increase_bytes(
-        self,
-    ) -> Annotated[
-        int | None,
-        Figure(
-            "reserve increase",
-            "reserved_peak_bytes minus reserved_start_bytes.",
-            position=8,
-            shown_as="reserved_peak_bytes",
-            in_baselines=True,
-            depends_on=OF_SCRATCH,
-            explained_by="at_peak",
-            advice="the allocator reserved more than was in use at once: "
-            "--cka-memory-snapshots=DIR writes its segments, which "
-            "https://docs.pytorch.org/memory_viz draws",
-            includes="peak_increase_bytes",
-        ),
-    ]:
-        """Peak of the reserve above its level at entry; None if the device has no reserve."""
-        if self.reserved_peak_bytes is None or self.reserved_start_bytes is None:
-            return None
-        return self.reserved_peak_bytes - self.reserved_start_bytes
-
-    @property
     def batches(
         self,
     ) -> Annotated[
@@ -375,8 +316,10 @@ class RegionRecord(AdditionalFigures):
         # asdict() of the whole record would take a second for 100,000 samples.
         plain = dict(zip(_ORDER, _values_in_order(self), strict=True))
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
-        for name in ("process_timeline", "processes"):
+        for name in ("process_timeline", "processes", "reserve"):
             plain[name] = [dict(vars(each)) for each in plain[name]]
+        if plain["refusal"] is not None:
+            plain["refusal"] = dict(vars(plain["refusal"]))
         for name in HOLDINGS:
             plain[name] = [_without_empty_paths(asdict(holding)) for holding in plain[name]]
         derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}
@@ -397,9 +340,14 @@ def _without_empty_paths(holding: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in holding.items() if value or key != "paths"}
 
 
-_ADDITIONAL = frozenset(field.name for field in fields(AdditionalFigures))
-"""Fields that follow those of every region."""
-_ORDER = sorted((field.name for field in fields(RegionRecord)), key=_ADDITIONAL.__contains__)
+_BASES = (ReserveFigures, AdditionalFigures)
+"""Their fields follow those of the record itself."""
+
+
+_PLACES = {field.name: place for place, base in enumerate(_BASES, 1) for field in fields(base)}
+_ORDER = sorted(
+    (field.name for field in fields(RegionRecord)), key=lambda name: _PLACES.get(name, 0)
+)
 _values_in_order = attrgetter(*_ORDER)
 HOLDINGS = tuple(field.name for field in fields(RegionRecord) if field.type == tuple[Holding, ...])
 """Fields of the record that list the storages whose bytes a figure counts."""
@@ -424,7 +372,7 @@ MEASURED = _rows(get_type_hints(RegionRecord, include_extras=True))
 DERIVED = _rows(
     {
         name: get_type_hints(member.fget, include_extras=True).get("return")
-        for base in (RegionRecord, AdditionalFigures)
+        for base in (RegionRecord, *_BASES)
         for name, member in vars(base).items()
         if isinstance(member, property)
     }

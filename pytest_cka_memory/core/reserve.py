@@ -6,8 +6,10 @@ one, or, of an expandable segment, whole pages. So one small block in use keeps 
 beside it: those are the parts that nobody uses and nobody else can have.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.units import MB, counted, format_with_unit
@@ -18,6 +20,8 @@ NO_POOL: PoolId = (0, 0)
 """What every allocation is taken from that belongs to no graph and no ``MemPool``."""
 SMALL_PAGE, LARGE_PAGE = 2 * MB, 20 * MB
 """Pages of expandable segments with blocks of at most 1 MB, and of the others."""
+_LARGE_SEGMENT = re.compile(r"large_segment_size_mb:(\d+)")
+"""Sets the size of the latter. A snapshot has it only in the text of the settings."""
 _IN_USE = "active_allocated"
 _FREE = "inactive"
 
@@ -58,6 +62,8 @@ class ReservePart:
     requests cannot use."""
     segments: int
     """Number of segments."""
+    is_expandable: bool = False
+    """Whether some of these are expandable."""
 
     @property
     def free_bytes(self) -> int:
@@ -93,13 +99,13 @@ class _Sums:
     largest_free_bytes: int = 0
     oversized_bytes: int = 0
     segments: int = 0
+    is_expandable: bool = False
 
 
 def explain_reserve(
     segments: Iterable[Mapping[str, Any]],
+    settings: Mapping[str, Any] = MappingProxyType({}),
     *,
-    max_split_bytes: int | None = None,
-    large_page_bytes: int = LARGE_PAGE,
     pool_name: Callable[[PoolId], str] = lambda pool: f"private pool {pool}",
 ) -> ReserveState:
     """Return what the segments of one device consist of.
@@ -108,13 +114,15 @@ def explain_reserve(
 
     Args:
         segments: as ``torch.cuda.memory_snapshot()`` returns them, of torch 2.1 or later.
-        max_split_bytes: the allocator's ``max_split_size_mb`` in bytes, or None without it.
-        large_page_bytes: bytes of a page of an expandable segment with large blocks.
+        settings: those of the allocator, as a snapshot has them in ``allocator_settings``.
         pool_name: returns what owns a pool of a graph or a ``MemPool``, in words.
 
     Example:
         ``explain_reserve(torch.cuda.memory_snapshot()).parts[0].free_part_bytes``
     """
+    max_split_bytes = int(settings.get("max_split_size", -1))
+    found = _LARGE_SEGMENT.search(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
+    large_page_bytes = int(found[1]) * MB if found else LARGE_PAGE
     sums: dict[tuple[PoolId, int], _Sums] = {}
     partly_used: list[PartlyUsed] = []
     for segment in segments:
@@ -123,7 +131,7 @@ def explain_reserve(
         if (pool, stream) not in sums:
             sums[pool, stream] = _Sums("" if pool == NO_POOL else pool_name(pool), stream)
         partly_used += _add(
-            segment, sums[pool, stream], max_split_bytes or 0, _page_of(segment, large_page_bytes)
+            segment, sums[pool, stream], max_split_bytes, _page_of(segment, large_page_bytes)
         )
     parts = sorted(sums.values(), key=lambda it: -it.reserved_bytes)
     return ReserveState(tuple(ReservePart(**vars(it)) for it in parts), tuple(partly_used))
@@ -143,6 +151,7 @@ def _add(
     total_bytes = int(segment["total_size"])
     sums.reserved_bytes += total_bytes
     sums.segments += 1
+    sums.is_expandable |= bool(segment.get("is_expandable"))
     used: dict[int, _Page] = {}
     free_bytes = offset = 0
     for block in segment["blocks"]:
@@ -150,7 +159,7 @@ def _add(
         if state == _FREE:
             free_bytes += size
             sums.largest_free_bytes = max(sums.largest_free_bytes, size)
-            if max_split_bytes and size >= max_split_bytes:
+            if 0 < max_split_bytes <= size:
                 sums.oversized_bytes += size
         else:
             # Before torch 2.1, a block has no address of its own.
@@ -212,6 +221,7 @@ def total_of(parts: Sequence[ReservePart]) -> ReservePart:
         pool="",
         stream=0,
         segments=sum(part.segments for part in parts),
+        is_expandable=any(part.is_expandable for part in parts),
         **{name: sum(getattr(part, name) for part in parts) for name in names},
     )
     shared = [part.largest_free_bytes for part in parts if not part.pool]
@@ -293,14 +303,10 @@ _WHOLE = (
 _NOT_AT_ONCE = "what is free was in use at another moment: torch.cuda.empty_cache() releases it"
 
 
-def reserve_advice(parts: Sequence[ReservePart], *, is_expandable: bool = False) -> str:
+def reserve_advice(parts: Sequence[ReservePart]) -> str:
     """Return what to do about the largest cause of a reserve that is larger than what is in use.
 
     Empty if less than a tenth of the reserve is not in use.
-
-    Args:
-        parts: the reserve.
-        is_expandable: whether the allocator uses expandable segments already.
     """
     if not parts:
         return ""
@@ -323,5 +329,5 @@ def reserve_advice(parts: Sequence[ReservePart], *, is_expandable: bool = False)
     if of_streams > half:
         return _OF_STREAMS
     if total.free_part_bytes > free_bytes / 2:
-        return _IN_PAGES if is_expandable else _IN_PARTS
-    return _NOT_AT_ONCE if is_expandable else _WHOLE
+        return _IN_PAGES if total.is_expandable else _IN_PARTS
+    return _NOT_AT_ONCE if total.is_expandable else _WHOLE

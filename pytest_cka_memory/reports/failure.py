@@ -15,6 +15,7 @@ from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.limits import process
+from pytest_cka_memory.reports import reserve
 from pytest_cka_memory.reports.escapes import shorten
 from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
 from pytest_cka_memory.reports.tables import provenance_of, sparkline
@@ -119,6 +120,25 @@ def compared(
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
 
 
+def out_of_memory(
+    record: RegionRecord, facts: Mapping[str, Any], width: int = WIDTH
+) -> Iterator[str]:
+    """Yield lines about a region that ended because its device ran out of memory.
+
+    Args:
+        record: the region.
+        facts: as for :func:`render`.
+        width: characters of a line.
+    """
+    if record.refusal is None or not record.reserve:
+        return
+    verdict = reserve.verdict(record.refusal, record.reserve)
+    yield from wrapped(f"out of memory: {verdict}", width, hanging="")
+    yield from _place(record, facts, width)
+    yield from reserve.explanation(record, width)
+    yield from _group_lines(Breach("", 0, record.peak_bytes, "", "peak_bytes"), record, width, ())
+
+
 def _difference_lines(figure: str, records: Sequence[RegionRecord], width: int) -> Iterator[str]:
     """Yield lines about the regions whose `figure` a failed assertion has compared.
 
@@ -202,6 +222,9 @@ def explanation(
     if figure is not None and figure.measured_by == DRIVER:
         yield from wrapped(f"what to do: {figure.advice}", width, "  ")
         return
+    if is_reserve_the_cause(breach, record):
+        yield from reserve.explanation(record, width)
+        return
     yield from _growth_line(breach, record, width)
     if record.garbage and sentences.part_of_message(record, breach.figure):
         yield "  garbage in reference cycles:"
@@ -216,6 +239,17 @@ def explanation(
         yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
             yield from holding_lines(holding, width)
+
+
+def is_reserve_the_cause(breach: Breach, record: RegionRecord) -> bool:
+    """Whether a reserve is too large because of what is not in use: not if a peak is the cause."""
+    figure = FIGURES.get(breach.figure)
+    if figure is None or not figure.name.startswith("reserved") or not record.reserve:
+        return False
+    if not figure.includes or breach.measured_bytes is None:
+        return True
+    part_bytes = getattr(record, figure.includes)
+    return bool(breach.measured_bytes - part_bytes > breach.allowed_bytes)
 
 
 def _growth_line(breach: Breach, record: RegionRecord, width: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pytest_cka_memory.core.reserve import (
 )
 
 MB = 2**20
+SPLIT = {"max_split_size": 128 * MB}
 
 
 def segment(*blocks, address=0, pool=NO_POOL, stream=0, expandable=False, kind="large"):
@@ -76,6 +77,13 @@ def test_pages_of_small_blocks_have_two_megabytes():
     assert in_mb(state.parts[0]) == (6, 1, 0, 0, 4, 1)
 
 
+def test_pages_have_the_size_that_is_set():
+    setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,large_segment_size_mb:40"}
+    state = explain_reserve([segment((USED, 2), (FREE, 78), expandable=True)], setting)
+    assert in_mb(state.parts[0]) == (80, 2, 0, 0, 40, 38)
+    assert state.parts[0].is_expandable
+
+
 def test_last_page_of_a_segment_may_be_shorter():
     state = explain_reserve([segment((FREE, 20), (USED, 1), (FREE, 4), expandable=True)])
     assert in_mb(state.parts[0]) == (25, 1, 0, 0, 20, 4)
@@ -104,7 +112,7 @@ def test_pools_and_streams_are_apart_the_largest_first():
 
 
 def test_free_blocks_of_the_split_limit_are_counted_apart():
-    state = explain_reserve([segment((FREE, 128)), segment((FREE, 100))], max_split_bytes=128 * MB)
+    state = explain_reserve([segment((FREE, 128)), segment((FREE, 100))], SPLIT)
     assert state.parts[0].oversized_bytes == 128 * MB
 
 
@@ -129,7 +137,7 @@ def test_blocks_without_addresses_are_numbered_from_their_segment():
     ],
 )
 def test_advice_is_about_the_largest_cause(segments, begin):
-    advice = reserve_advice(explain_reserve(segments, max_split_bytes=128 * MB).parts)
+    advice = reserve_advice(explain_reserve(segments, SPLIT).parts)
     assert advice.startswith(begin)
     assert bool(advice) == bool(begin)
 
