@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
+from pytest_cka_memory.core.batch_figures import BatchFigures
 from pytest_cka_memory.core.conditions import OF_OPERATORS, OF_SCRATCH
 from pytest_cka_memory.core.decoder import decode
-from pytest_cka_memory.core.figure_rows import DRIVER, OUTSIDE_ADVICE, AdditionalFigures, Figure
-from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
+from pytest_cka_memory.core.figure_rows import AdditionalFigures, Figure
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve_figures import ReserveFigures
 from pytest_cka_memory.units import MB
@@ -23,7 +23,7 @@ _SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionRecord(ReserveFigures, AdditionalFigures):
+class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
     """What was measured between a region's entry and its exit; in bytes unless noted."""
 
     label: str
@@ -142,8 +142,6 @@ class RegionRecord(ReserveFigures, AdditionalFigures):
     garbage_freed: bool = False
     """Whether garbage was freed at batch boundaries because its memory cannot all be counted: peaks
     and levels may then be higher without the plugin."""
-    timeline: tuple[Sample, ...] = ()
-    """One sample per batch boundary."""
     retained: tuple[Holding, ...] = ()
     """What ``retained_bytes`` counts and what references it; searched for if a limit broke."""
     grown: tuple[Holding, ...] = ()
@@ -219,93 +217,6 @@ class RegionRecord(ReserveFigures, AdditionalFigures):
         """Level at exit minus level at entry; negative if tensors from before were freed."""
         return self.end_bytes - self.start_bytes
 
-    @property
-    def batches(
-        self,
-    ) -> Annotated[
-        int,
-        Figure(
-            "batches",
-            "Number of batch boundaries.",
-            column="batches",
-            position=1,
-            importance=2,
-            never_negative=True,
-            of_device=False,
-        ),
-    ]:
-        """Number of batch boundaries."""
-        return len(self.timeline)
-
-    @property
-    def growth_bytes_per_batch(
-        self,
-    ) -> Annotated[
-        float | None,
-        Figure(
-            "growth per batch",
-            "Rise of the highest level per batch; null with fewer than five full batches.",
-            column="growth/b",
-            legend="rise of the highest level per batch, from 5 full batches on",
-            position=6,
-            importance=5,
-            in_baselines=True,
-            explained_by="grown",
-            advice=_SEE,
-        ),
-    ]:
-        """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""
-        # Most regions have no batches, and this is read several times for each.
-        return growth_bytes_per_batch(self.timeline) if self.timeline else None
-
-    @property
-    def reserved_growth_bytes_per_batch(
-        self,
-    ) -> Annotated[
-        float | None,
-        Figure(
-            "growth of the reserve per batch",
-            "Rise of the highest reserve per batch; null with fewer than five full batches, and if "
-            "the device has no reserve.",
-            column="reserved/b",
-            legend="rise of the reserve per batch, from 5 full batches on",
-            position=8,
-            importance=4,
-            only_if_not_zero=True,
-            advice="the allocator finds no free block that is large enough and takes new segments: "
-            "with PYTORCH_ALLOC_CONF=expandable_segments:True, and without max_split_size_mb, it "
-            "joins what is free",
-        ),
-    ]:
-        """Growth of the reserve at batch boundaries, by the rule of ``growth_bytes_per_batch``."""
-        if not self.timeline:
-            return None
-        return growth_bytes_per_batch(self.timeline, level="reserved_bytes")
-
-    @property
-    def outside_growth_bytes_per_batch(
-        self,
-    ) -> Annotated[
-        float | None,
-        Figure(
-            "growth outside torch's allocator per batch",
-            "Rise of the highest level outside torch's allocator per batch; null with fewer than "
-            "five full batches.",
-            column="outside/b",
-            legend="its growth per batch, from 5 full batches on",
-            position=14,
-            importance=4,
-            only_if_not_zero=True,
-            measured_by=DRIVER,
-            unknown_because="this device has no driver that counts its memory",
-            advice=OUTSIDE_ADVICE,
-        ),
-    ]:
-        """Growth outside torch's allocator; see :mod:`pytest_cka_memory.core.growth`."""
-        if self.outside_start_bytes is None or not self.timeline:
-            return None
-        return growth_bytes_per_batch(self.timeline, level="outside_bytes")
-
     def in_mb(self, figure: str) -> float | None:
         """Return a figure in MB: ``in_mb("peak_bytes")``."""
         size = getattr(self, figure)
@@ -340,7 +251,7 @@ def _without_empty_paths(holding: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in holding.items() if value or key != "paths"}
 
 
-_BASES = (ReserveFigures, AdditionalFigures)
+_BASES = (ReserveFigures, AdditionalFigures, BatchFigures)
 """Their fields follow those of the record itself."""
 
 

@@ -42,7 +42,7 @@ class ReservePart:
     pool: str
     """What owns the pool, in words; empty for what belongs to no graph and no ``MemPool``."""
     stream: int
-    """The stream whose requests it serves; 0 is the default stream."""
+    """The stream whose requests it serves: 0 is the default stream, others are numbered."""
     reserved_bytes: int
     in_use_bytes: int
     """Requested for what is in use."""
@@ -115,7 +115,8 @@ def explain_reserve(
     Args:
         segments: as ``torch.cuda.memory_snapshot()`` returns them, of torch 2.1 or later.
         settings: those of the allocator, as a snapshot has them in ``allocator_settings``.
-        pool_name: returns what owns a pool of a graph or a ``MemPool``, in words.
+        pool_name: returns what owns a pool of a graph or a ``MemPool``, in words. Pools of the same
+            owner are put together.
 
     Example:
         ``explain_reserve(torch.cuda.memory_snapshot()).parts[0].free_part_bytes``
@@ -123,13 +124,15 @@ def explain_reserve(
     max_split_bytes = int(settings.get("max_split_size", -1))
     found = _LARGE_SEGMENT.search(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
     large_page_bytes = int(found[1]) * MB if found else LARGE_PAGE
-    sums: dict[tuple[PoolId, int], _Sums] = {}
+    sums: dict[tuple[str, int], _Sums] = {}
+    streams = {0: 0}
     partly_used: list[PartlyUsed] = []
     for segment in segments:
-        pool = tuple(segment.get("segment_pool_id", NO_POOL))
-        stream = int(segment.get("stream", 0))
+        pool_id = tuple(segment.get("segment_pool_id", NO_POOL))
+        pool = "" if pool_id == NO_POOL else pool_name(pool_id)
+        stream = streams.setdefault(int(segment.get("stream", 0)), len(streams))
         if (pool, stream) not in sums:
-            sums[pool, stream] = _Sums("" if pool == NO_POOL else pool_name(pool), stream)
+            sums[pool, stream] = _Sums(pool, stream)
         partly_used += _add(
             segment, sums[pool, stream], max_split_bytes, _page_of(segment, large_page_bytes)
         )
@@ -214,7 +217,7 @@ def total_of(parts: Sequence[ReservePart]) -> ReservePart:
         ValueError: if there are no parts.
     """
     if not parts:
-        raise ValueError("there is no reserve to explain: the allocator has no segments")
+        raise ValueError("there is no reserve to explain")
     names = [name for name in vars(parts[0]) if name.endswith("_bytes")]
     total = replace(
         parts[0],
@@ -255,7 +258,7 @@ _MOST_PARTS = 4
 
 def place_of(part: ReservePart) -> str:
     """Return the pool and stream of a part in words."""
-    stream = "the default stream" if part.stream == 0 else f"stream {part.stream:#x}"
+    stream = "the default stream" if part.stream == 0 else f"stream {part.stream}"
     return f"{part.pool}, {stream}" if part.pool else stream
 
 
@@ -272,13 +275,14 @@ def _words(part: ReservePart) -> str:
     return ", ".join([in_use, *others])
 
 
+POOLS_ADVICE = (
+    "a private pool keeps what it has reserved until its last graph, or the MemPool, is deleted: "
+    "delete it, capture graphs that never run at once into one pool, or call "
+    "torch.compiler.reset() if torch.compile has captured them"
+)
 _OVERSIZED = (
     "free blocks of max_split_size_mb and more serve only requests of that size: leave that "
     "setting out of PYTORCH_ALLOC_CONF, or make it larger"
-)
-_OF_POOLS = (
-    "a private pool keeps what it has reserved until its last graph, or the MemPool, is deleted: "
-    "delete it, or capture graphs that never run at once into one pool"
 )
 _OF_STREAMS = (
     "what is free for one stream serves no other: allocate on one stream, or call "
@@ -289,18 +293,18 @@ _WAITING = (
     "are needed again, or allocate them on the stream that uses them"
 )
 _IN_PARTS = (
-    "allocate what is kept before what is freed, so that they do not lie side by side, or set "
-    "PYTORCH_ALLOC_CONF=expandable_segments:True, with which the allocator joins what is free"
-)
-_IN_PAGES = (
-    "allocate what is kept before what is freed, so that they do not lie side by side in the same "
-    "page"
+    "allocate what is kept before what is freed, so that they do not lie side by side; which of "
+    "the allocator's settings help, python -m pytest_cka_memory replay tries on a snapshot"
 )
 _WHOLE = (
     "requests of other sizes do not fit what is free: PYTORCH_ALLOC_CONF=expandable_segments:True "
     "lets the allocator join it, and torch.cuda.empty_cache() releases it"
 )
 _NOT_AT_ONCE = "what is free was in use at another moment: torch.cuda.empty_cache() releases it"
+_SEGMENTS = (
+    "the allocator takes segments of 2 MB for blocks up to 1 MB, of 20 MB for those up to 10 MB, "
+    "and larger blocks in steps of 2 MB: allow for one of each in the limit"
+)
 
 
 def reserve_advice(parts: Sequence[ReservePart]) -> str:
@@ -320,14 +324,16 @@ def reserve_advice(parts: Sequence[ReservePart]) -> str:
     of_streams = sum(part.free_bytes for part in streams if part.in_use_bytes < most_in_use)
     free_bytes = total.free_bytes - of_pools - of_streams
     half = unused_bytes / 2
+    if unused_bytes <= SMALL_PAGE + LARGE_PAGE and not of_pools:
+        return _SEGMENTS
     if total.oversized_bytes > half:
         return _OVERSIZED
     if total.waiting_bytes > half:
         return _WAITING
     if of_pools > half:
-        return _OF_POOLS
+        return POOLS_ADVICE
     if of_streams > half:
         return _OF_STREAMS
     if total.free_part_bytes > free_bytes / 2:
-        return _IN_PAGES if total.is_expandable else _IN_PARTS
+        return _IN_PARTS
     return _NOT_AT_ONCE if total.is_expandable else _WHOLE

@@ -8,6 +8,12 @@ from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import ReservePart
 
+UNEXPLAINED = (
+    "the allocator reserved more than was in use at once, and this device has no snapshot that "
+    "says why: free blocks may be too small for what was requested"
+)
+"""The advice on a reserve of which it is not known what it consists of."""
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -84,9 +90,7 @@ class ReserveFigures:
             in_baselines=True,
             depends_on=OF_SCRATCH,
             explained_by="at_peak",
-            advice="the allocator reserved more than was in use at once: "
-            "--cka-memory-snapshots=DIR writes its segments, which python -m pytest_cka_memory "
-            "snapshot explains",
+            advice=UNEXPLAINED,
             includes="peak_increase_bytes",
         ),
     ]:

@@ -91,10 +91,10 @@ class Region(FigureAttributes):
         """One sample per batch boundary so far."""
         timeline = self._samples.timeline()
         for addition in self._additions:
-            outside = addition.outside()
-            if outside is not None:
-                pairs = zip(timeline, outside, strict=False)  # a boundary may just be sampled
-                timeline = tuple(replace(it, outside_bytes=level) for it, level in pairs)
+            name, levels = addition.levels()
+            if levels:  # not of each boundary: one may just be sampled
+                values: Iterable[dict[str, Any]] = ({name: levels.get(it.batch)} for it in timeline)
+                timeline = tuple(map(_with, timeline, values))
         return timeline
 
     @property
@@ -320,7 +320,8 @@ class Region(FigureAttributes):
             grown = self._growth.at_end(holdings, len(self._samples.serials), growth)
             record = replace(record, grown=grown)
         if self._reserve.concerns(figures):
-            self._reserve.look(figures, "after cleaning", partial(self._holdings, error=error))
+            if not self._reserve.fields:
+                self._reserve.look(figures, "after cleaning", partial(self._holdings, error=error))
             record = replace(record, **self._reserve.fields)
         if "at_peak" in explained_by:
             from pytest_cka_memory.holders import groups
@@ -429,6 +430,10 @@ class Region(FigureAttributes):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *READABLE, *_IN_MB})
+
+
+def _with(sample: Sample, values: dict[str, Any]) -> Sample:
+    return replace(sample, **values)
 
 
 def _look(

@@ -344,6 +344,10 @@ class Meter(AllocationCounts):
         """Return what pools of CUDA graphs have reserved, by the graph that holds it."""
         return ()
 
+    def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Call `call` after each capture of a graph; return a function that ends this."""
+        return lambda: None
+
     def reserve(self) -> ReserveState | None:
         """Return what the reserve consists of; None if the device has no snapshot of it."""
         return None

@@ -242,14 +242,22 @@ def explanation(
 
 
 def is_reserve_the_cause(breach: Breach, record: RegionRecord) -> bool:
-    """Whether a reserve is too large because of what is not in use: not if a peak is the cause."""
+    """Whether a reserve is too large because of what is not in use, and it is known what it is."""
     figure = FIGURES.get(breach.figure)
-    if figure is None or not figure.name.startswith("reserved") or not record.reserve:
+    is_reserve = figure is not None and figure.name.startswith("reserved")
+    return is_reserve and bool(record.reserve) and not _is_peak_the_cause(breach, record)
+
+
+def _is_peak_the_cause(breach: Breach, record: RegionRecord) -> bool:
+    """Whether a reserve would break its limit without what is not in use, and keep it without what
+    is: then the peak of what is in use is the cause.
+    """
+    figure = FIGURES.get(breach.figure)
+    if figure is None or not figure.includes or breach.measured_bytes is None:
         return False
-    if not figure.includes or breach.measured_bytes is None:
-        return True
     part_bytes = getattr(record, figure.includes)
-    return bool(breach.measured_bytes - part_bytes > breach.allowed_bytes)
+    rest_bytes = breach.measured_bytes - part_bytes
+    return bool(part_bytes > breach.allowed_bytes >= rest_bytes)
 
 
 def _growth_line(breach: Breach, record: RegionRecord, width: int) -> Iterator[str]:
@@ -325,17 +333,12 @@ def _site_of(holding: Holding) -> tuple[object, ...]:
 
 
 def _advice(breach: Breach, record: RegionRecord) -> str:
-    """Return general advice on a figure: on the one that it includes, if that is the cause.
-
-    That is so if the rest of it alone would have kept the limit.
-    """
+    """Return general advice on a figure: on the one that it includes, if that is the cause."""
     figure = FIGURES.get(breach.figure)
-    if figure is None or not figure.includes or breach.measured_bytes is None:
+    if figure is None or not _is_peak_the_cause(breach, record):
         return "" if figure is None else figure.advice_for(record)
     cause = FIGURES[figure.includes]
     part_bytes = getattr(record, cause.name)
-    if breach.measured_bytes - part_bytes > breach.allowed_bytes:
-        return figure.advice_for(record)
     kept_bytes = min(record.retained_bytes, part_bytes)
     kept = f", of which {format_with_unit(kept_bytes)} are retained" if kept_bytes else ""
     main = FIGURES["retained_bytes"] if 2 * kept_bytes > part_bytes else cause

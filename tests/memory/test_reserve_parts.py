@@ -98,14 +98,14 @@ def test_pools_and_streams_are_apart_the_largest_first():
     ]
     state = explain_reserve(segments, pool_name=lambda pool: f"graph {pool[1]}")
     assert [(it.pool, it.stream, it.segments) for it in state.parts] == [
-        ("", 7, 2),
+        ("", 1, 2),
         ("graph 3", 0, 1),
         ("", 0, 1),
     ]
     assert list(reserve_lines(state.parts)) == [
         "of 57.00 MB reserved, 22.00 MB in use, 35.00 MB free in whole segments",
         "the largest free block has 30.00 MB",
-        "stream 0x7: 35.00 MB, 0 in use, 35.00 MB free in whole segments",
+        "stream 1: 35.00 MB, 0 in use, 35.00 MB free in whole segments",
         "graph 3, the default stream: 20.00 MB, 20.00 MB in use",
         "the default stream: 2.00 MB, 2.00 MB in use",
     ]

@@ -158,6 +158,9 @@ class AcceleratorMeter(Meter):
     def reserved_by_graphs(self) -> Sequence[Holding]:
         return blocks_in_use.reserved_by_graphs(self._device)
 
+    def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
+        return blocks_in_use.after_captures(call)
+
     def reserve(self) -> ReserveState | None:
         return reserve_of(self._device)
 
