@@ -310,13 +310,13 @@ _SEGMENTS = (
 def reserve_advice(parts: Sequence[ReservePart]) -> str:
     """Return what to do about the largest cause of a reserve that is larger than what is in use.
 
-    Empty if less than a tenth of the reserve is not in use.
+    Empty if it is not larger.
     """
     if not parts:
         return ""
     total = total_of(parts)
     unused_bytes = total.reserved_bytes - total.in_use_bytes - total.rounding_bytes
-    if unused_bytes < total.reserved_bytes / 10:
+    if unused_bytes <= 0:
         return ""
     of_pools = sum(part.free_bytes for part in parts if part.pool)
     streams = [part for part in parts if not part.pool]
