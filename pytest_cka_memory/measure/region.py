@@ -287,7 +287,8 @@ class Region(FigureAttributes):
     def _finish_additions(self, completed: bool, live_bytes: int) -> None:
         if live_bytes:
             self._describe_garbage_at_peak()
-        if completed and self._reserve.has_risen(self._open_region.peaks):
+        region = self._open_region
+        if completed and self._reserve.has_risen(region.start.reserved_bytes, region.peaks):
             self._look_at_reserve("at the end")
         for addition in self._additions if completed else ():
             addition.finish()
