@@ -90,7 +90,8 @@ def _summary(rows: Sequence[Compared]) -> tuple[str, ...]:
 
 def _share(marks: Iterable[bool]) -> str:
     found = list(marks)
-    return f"{sum(found)} ({sum(found) / len(found):.0%})".replace("%)", " %)")
+    percent = 100 * sum(found) // len(found)  # 100 % only if it is all of them
+    return f"{sum(found)} ({percent} %)"
 
 
 def sources() -> str:
