@@ -116,7 +116,7 @@ class _Recorder:
 
     def begin(self) -> None:
         """Write what is known of this process, whatever happens to it."""
-        self._exception = None
+        self._exception, self._refusals = None, {}
         self._library.keep_figures_in(str(self._folder / f"{os.getpid()}.figures"))
         self._write(None)
         if "multiprocessing.util" in sys.modules:
