@@ -18,7 +18,7 @@ PICTURES = {
         reports        notebook
         measure        testing      hookspecs
         holders
-        meters         limits
+        meters         limits         laws
         core
         units
         errors         _version
