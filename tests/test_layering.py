@@ -25,7 +25,7 @@ PICTURES = {
     """,
     "emulated_cuda": """
         __main__
-        running        site           smi
+        running        site           smi           estimating
         loading
         activation
         triton
