@@ -18,7 +18,8 @@ PICTURES = {
         reports        notebook
         measure        testing      hookspecs
         holders
-        meters         limits         laws
+        meters         limits
+        laws
         core
         units
         errors         _version

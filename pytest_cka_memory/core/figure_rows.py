@@ -84,6 +84,8 @@ DRIVER = "driver"
 """Memory of the card as its driver counts it."""
 TIMELINE = "timeline"
 """Each allocation and release, for a picture. It is no figure."""
+MOMENTS = "moments"
+"""The level at each allocation, for the law of a peak. It is no figure."""
 OUTSIDE_ADVICE = (
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card"
@@ -174,6 +176,9 @@ class AdditionalFigures:
     memory_timeline: dict[str, Any] | None = None
     """The data of a picture of memory over time, see :mod:`.timeline_picture`; None unless it was
     asked for and the device's allocations are recorded. It is not in the JSON report."""
+    moments: dict[str, Any] | None = None
+    """The level at each allocation by line, see :class:`.samples.RecordedSample`; None unless
+    ``peak_law`` judges the test. It is not in the JSON report."""
     driver_start_bytes: Annotated[
         int | None,
         Figure(

@@ -307,6 +307,22 @@ def fit(
     return _whole_law(search, tuple(degrees), tuple(least))
 
 
+def law_through(names: Sequence[str], samples: Sequence[Sample], degrees: Point) -> Fitted | None:
+    """Return the law of at most some degrees through given samples; None if there is none.
+
+    Args:
+        names: of the sizes.
+        samples: in the order of their sizes.
+        degrees: the highest power of each size; at least one sample must be left to verify it.
+    """
+    trial = _try(names, samples, degrees, needed_spare=1) if samples else None
+    if trial is None or not trial.is_whole:
+        return None
+    least = tuple(map(min, zip(*(it.point for it in samples), strict=True)))
+    steps = tuple(gcd(*values) for values in zip(*(it.point for it in samples), strict=True))
+    return Fitted(tuple(names), tuple(trial.pieces), tuple(samples), least, steps, degrees)
+
+
 def _whole_law(search: _Search, degrees: Point, least: Point) -> Fitted:
     """Return the law in all sizes, from runs at a grid and at the largest sizes together.
 

@@ -238,6 +238,8 @@ class Law:
         if piece.moment.site not in samples[-1].levels:
             return {}
         found = [sample.composition(piece.moment) for sample in samples]
+        if not all(found):
+            return {}
         lines: dict[str, list[int]] = {}
         for number, of_sample in enumerate(found):
             for site, size in of_sample.items():

@@ -5,9 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_cka_memory.laws.polynomials import Point
+
+_MOST_LEVELS = 20_000
+"""Levels that travel on a report; of more, the highest of each line."""
 
 
 class Site(NamedTuple):
@@ -111,6 +114,23 @@ class RecordedSample(Sample):
         self._level_after = array("q", accumulate(changes))
         super().__init__(point, max(self._level_after), self._levels())
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the levels and what the peak consists of, in builtin types."""
+        is_much = sum(map(len, self.levels.values())) > _MOST_LEVELS
+        levels = [
+            [list(site.frames), site.code, [max(found)] if is_much else list(found)]
+            for site, found in self.levels.items()
+        ]
+        at_peak: Mapping[Site, int] = {}
+        if self.levels:
+            highest = max(self.levels, key=lambda site: max(self.levels[site]))
+            at_peak = self.composition(Moment(highest, None))
+        return {
+            "value": self.value,
+            "levels": levels,
+            "at_peak": [[list(site.frames), site.code, size] for site, size in at_peak.items()],
+        }
+
     def _levels(self) -> Mapping[Site, Sequence[int]]:
         found: dict[Site, list[int]] = defaultdict(list)
         for site, events in self._events.items():
@@ -151,3 +171,24 @@ class RecordedSample(Sample):
 
     def blocks_at(self, moment: Moment) -> Sequence[int]:
         return [size for size, begin, _ in self._live_at(moment) if begin]
+
+
+class ReportedSample(Sample):
+    """A sample of another process, of which only the peak's composition is known.
+
+    Args:
+        point: the sizes of the run.
+        data: what :meth:`RecordedSample.to_dict` has returned.
+    """
+
+    def __init__(self, point: Point, data: Mapping[str, Any]) -> None:
+        levels = {_site_of(frames, code): found for frames, code, found in data["levels"]}
+        super().__init__(point, data["value"], levels)
+        self._at_peak = {_site_of(frames, code): size for frames, code, size in data["at_peak"]}
+
+    def composition(self, moment: Moment) -> Mapping[Site, int]:
+        return self._at_peak if self.at(moment) == self.value else {}
+
+
+def _site_of(frames: Sequence[str], code: str | None) -> Site:
+    return Site(tuple(frames), code)

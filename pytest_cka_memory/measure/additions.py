@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-from pytest_cka_memory.core.figure_rows import ADDITIONS, CYCLES, DRIVER, PROCESS, TIMELINE
+from pytest_cka_memory.core.figure_rows import ADDITIONS, CYCLES, DRIVER, MOMENTS, PROCESS, TIMELINE
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.meters.base import Meter, Peaks
 
@@ -17,6 +17,7 @@ _CLASSES = {
     PROCESS: ("pytest_cka_memory.measure.system", "ProcessMemory"),
     DRIVER: ("pytest_cka_memory.measure.system", "DriverMemory"),
     TIMELINE: ("pytest_cka_memory.measure.memory_timeline", "Timeline"),
+    MOMENTS: ("pytest_cka_memory.measure.law_runs", "Moments"),
 }
 """Name of an addition -> module and name of the subclass of :class:`Addition` that measures it."""
 
@@ -62,7 +63,7 @@ def checked(names: Iterable[str]) -> Collection[str]:
         ValueError: if one is not the name of an addition.
     """
     asked_for = [names] if isinstance(names, str) else list(names)
-    known = (*ADDITIONS, TIMELINE)
+    known = (*ADDITIONS, TIMELINE, MOMENTS)
     unknown = [name for name in asked_for if name not in known]
     if unknown:
         raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(known)}")

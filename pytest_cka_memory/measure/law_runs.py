@@ -7,15 +7,16 @@ from functools import partial
 from typing import Any
 
 from pytest_cka_memory.core.allocations import AllocationSite
-from pytest_cka_memory.core.memory_timeline import RecordedBlock, Recording
+from pytest_cka_memory.core.memory_timeline import RecordedBlock
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws.fitting import fit
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
 from pytest_cka_memory.laws.samples import OLDER, Block, Moment, RecordedSample, Sample, Site
+from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
-from pytest_cka_memory.meters.base import Requests
+from pytest_cka_memory.measure.region_stack import RegionStack
+from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
 
 PEAK = "peak"
@@ -40,8 +41,6 @@ class Facts:
     """How often the code ran, with the first run, which is not sampled."""
     start_bytes: int = 0
     """What was live at the start of the last run."""
-    is_recorded: bool = True
-    """Whether each run was recorded block by block."""
     rounds: bool = False
     """Whether the allocator's blocks are larger than what is requested."""
 
@@ -137,43 +136,49 @@ class Runner:
     def _recorded(self, point: Point) -> Sample:
         stack, facts = self._stack, self.facts
         region = stack.open(thorough=True)
-        blocks: list[Block] | None = None
-        requests = None
-        records = region.peaks.record()
-        wants = stack.meter.record_requests()
+        recorder = Recorder(region.peaks, stack.meter)
         try:
             try:
                 self._call(point)
             finally:
-                requests = stack.meter.recorded_requests() if wants else None
-            recording = region.peaks.recorded() if records else None
-            if recording is not None:
-                blocks = self._blocks(recording, requests)
+                blocks = recorder.blocks()
         finally:
             with stack.closing(region, thorough=True) as closed:
                 pass
         facts.start_bytes = region.start.allocated_bytes
         facts.rounds = region.start.reserved_bytes is not None
-        if blocks is not None and (requests is not None or not facts.rounds):
+        if blocks is not None:
             return RecordedSample(point, blocks)
-        facts.is_recorded = False
-        return Sample(point, _increase(closed, region.start.allocated_bytes))
+        return Sample(point, closed.end.peak_bytes - region.start.allocated_bytes)
 
-    def _blocks(self, recording: Recording, requests: Requests | None) -> list[Block] | None:
-        """Return the device's blocks with their requested sizes; None if some are missing."""
-        if recording.merged or recording.lost:
+
+class Recorder:
+    """Records the blocks of a region from now on, with what was requested of each."""
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._peaks, self._meter = peaks, meter
+        self._records = peaks.record()
+        self._wants_requests = self._records and meter.record_requests()
+
+    def blocks(self) -> list[Block] | None:
+        """Stop recording and return the device's blocks; None if they are not all known."""
+        requests = self._meter.recorded_requests() if self._wants_requests else None
+        recording = self._peaks.recorded() if self._records else None
+        if recording is None or recording.merged or recording.lost:
             return None
         recorded = [block for block in recording.blocks if not block.on_host]
-        new = sorted((it for it in recorded if it.begin), key=lambda it: it.begin)
-        freed = sorted((it for it in recorded if it.end), key=lambda it: it.end)
         sizes = {id(block): block.bytes for block in recorded}
         if requests is not None:
+            new = sorted((it for it in recorded if it.begin), key=lambda it: it.begin)
+            freed = sorted((it for it in recorded if it.end), key=lambda it: it.end)
             if len(new) != len(requests.allocated) or len(freed) != len(requests.freed):
                 return None
             for block, size in _pairs(new, requests.allocated, freed, requests.freed):
                 if size > block.bytes:
                     return None  # another order: these are not the same blocks
                 sizes[id(block)] = size
+        elif self._peaks.start().reserved_bytes is not None:
+            return None  # blocks are rounded
         of_stack: dict[int, Site] = {}
         for block in recorded:
             if block.begin and block.stack not in of_stack:
@@ -188,6 +193,29 @@ class Runner:
             )
             for block in recorded
         ]
+
+
+class Moments(Addition):
+    """Records a region, for the marker ``peak_law``."""
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._recorder = Recorder(peaks, meter)
+        self._found: dict[str, Any] | None = None
+        self._is_open = True
+
+    def finish(self) -> None:
+        self._is_open = False
+        blocks = self._recorder.blocks()
+        if blocks is not None:
+            self._found = RecordedSample((), blocks).to_dict()
+
+    def close(self) -> None:
+        if self._is_open:  # an exception has ended the region
+            self._is_open = False
+            self._recorder.blocks()
+
+    def fields(self) -> dict[str, Any]:
+        return {"moments": self._found}
 
 
 class _RetainedSample(Sample):
@@ -213,10 +241,6 @@ def _pairs(
 
 def _site(site: AllocationSite | None) -> Site:
     return Site(()) if site is None else Site(site.frames, site.code)
-
-
-def _increase(closed: ClosedRegion, start_bytes: int) -> int:
-    return closed.end.peak_bytes - start_bytes
 
 
 def _parameters(step: Callable[..., Any]) -> frozenset[str]:
