@@ -179,6 +179,9 @@ class AdditionalFigures:
     moments: dict[str, Any] | None = None
     """The level at each allocation by line, see :class:`.samples.RecordedSample`; None unless
     ``peak_law`` judges the test. It is not in the JSON report."""
+    law: dict[str, Any] | None = None
+    """How a figure of the measured code grows with sizes, see :func:`.committed.to_dict`; None
+    unless the region is one of ``cka_memory.law``."""
     driver_start_bytes: Annotated[
         int | None,
         Figure(

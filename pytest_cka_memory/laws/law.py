@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
@@ -28,6 +29,8 @@ _SMALL_ROUNDING = 511
 """Bytes by which CUDA's allocator rounds a block up at most."""
 _LARGE_ROUNDING = MB + _SMALL_ROUNDING
 """The same of a block that it takes from a larger free one: up to 1 MB is not split off."""
+_GROWTHS = ("bounded", "linear", "quadratic")
+_LEAST_RISES = 3
 _MOST_LARGEST = 2**40
 
 
@@ -108,6 +111,46 @@ class Law:
         """
         self._check((name,), complete=False)
         return max(piece.polynomial.degree(name) for piece in self._fitted.pieces)
+
+    def growth(self, name: str) -> str:
+        """Return how the figure grows in one size, in a word.
+
+        A figure without an exact law, such as that of a cache that doubles, is judged by how much
+        it rises each time the size is doubled: ``bounded`` if the last doublings add nothing,
+        ``logarithmic`` if each adds about as much as the one before.
+
+        Args:
+            name: of the size.
+
+        Returns:
+            ``bounded``, ``logarithmic``, ``linear``, ``quadratic``, or ``power 3`` and so on.
+
+        Raises:
+            ValueError: if the law has no such size.
+        """
+        degree = self.degree(name)
+        if not self.is_exact:
+            rises = self._rises(name)
+            if len(rises) >= _LEAST_RISES and not any(rises[-2:]):
+                return _GROWTHS[0]
+            if len(rises) >= _LEAST_RISES and sum(rises[-2:]) <= 3 * max(rises[:2], default=0):
+                return "logarithmic"
+        return _GROWTHS[degree] if degree < len(_GROWTHS) else f"power {degree}"
+
+    def _rises(self, name: str) -> list[int]:
+        """Return by how much the figure rises each time one size is doubled."""
+        index = self.names.index(name)
+        least = self._fitted.samples[0].point
+        on_axis = {
+            sample.point[index]: sample.value
+            for sample in self._fitted.samples
+            if all(sample.point[at] == least[at] for at in range(len(least)) if at != index)
+        }
+        levels, size = [], min(on_axis)
+        while size <= max(on_axis):
+            levels += [on_axis[size]] if size in on_axis else []
+            size *= 2
+        return [after - before for before, after in pairwise(levels)]
 
     def at(self, **sizes: int) -> Prediction:
         """Return the figure at some sizes, and how it is known.

@@ -1,7 +1,7 @@
 """Run code at some sizes, sample its memory, and find the law of it."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,9 @@ FIGURES = {
 """What ``law_of`` can be -> the figure of a region, and the addition that measures it."""
 CALLS = "calls"
 """The size that is how often the code is called, if it has no such argument itself."""
+
+
+_FAR_CALLS = 8
 
 
 @dataclass
@@ -66,7 +69,7 @@ class Runner:
     ) -> None:
         self._stack, self._step, self._names, self._fixed = stack, step, tuple(names), dict(fixed)
         self._law_of = law_of
-        self._repeats = CALLS in names and CALLS not in _parameters(step)
+        self._repeats = runs_calls(step, names)
         self.facts = Facts()
 
     def warm_up(self, point: Point) -> None:
@@ -243,6 +246,11 @@ def _site(site: AllocationSite | None) -> Site:
     return Site(()) if site is None else Site(site.frames, site.code)
 
 
+def runs_calls(step: Callable[..., Any], names: Collection[str]) -> bool:
+    """Whether one of the sizes is how often the function is called."""
+    return CALLS in names and CALLS not in _parameters(step)
+
+
 def _parameters(step: Callable[..., Any]) -> frozenset[str]:
     try:
         return frozenset(inspect.signature(step).parameters)
@@ -288,6 +296,8 @@ def find_law(
         raise ValueError("law() needs a size that varies; write e.g. law(step, batch=(1, 2, 4))")
     for name, values in varied.items():
         _check_values(name, values)
+    if runs_calls(step, varied):  # a bound that no smaller number reaches is found too
+        varied[CALLS] = (*varied[CALLS], _FAR_CALLS * max(varied[CALLS]))
     runner = Runner(stack, step, tuple(varied), fixed, law_of)
     runner.warm_up(tuple(min(values) for values in varied.values()))
     spare = 1 if law_of in (PEAK, RETAINED) else 2

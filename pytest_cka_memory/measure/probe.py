@@ -255,7 +255,8 @@ class MemoryProbe:
         The step runs once at the smallest sizes, and then at the few that a law needs; further
         values are chosen if those given do not suffice. Bytes are exact, so the law is no average:
         ``law.residuals`` has what it does not give. A peak counts bytes that are requested, above
-        the level at the start. What `step` returns is freed.
+        the level at the start. What `step` returns is freed. All runs are one region, which is
+        compared with a committed baseline: a law that is above the committed one fails a test.
 
         >>> import torch
         >>> def step(batch, seq):
@@ -279,9 +280,13 @@ class MemoryProbe:
             TypeError: if the step does not take a size.
             ValueError: if no size varies, a value is not a whole number, or `law_of` is unknown.
         """
+        from pytest_cka_memory.laws.committed import to_dict
         from pytest_cka_memory.measure.law_runs import find_law
 
-        return find_law(self._stack, step, law_of, sizes)
+        with self.measure(f"law of {_function_name(step)}") as region:
+            found = find_law(self._stack, step, law_of, sizes)
+            region.law = to_dict(found)
+        return found
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the device's memory."""

@@ -85,10 +85,14 @@ def test_retained_bytes_have_a_law_of_their_own(probe: MemoryProbe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "text"), [(10_000, "400 · calls"), (2, "800")], ids=["unbounded", "bounded"]
+    ("most", "text", "growth"),
+    [(10_000, "400 · calls", "linear"), (2, "800", "bounded"), (40, "16,000", "bounded")],
+    ids=["unbounded", "full", "full-later"],
 )
-def test_growth_in_the_number_of_calls_is_a_law(probe: MemoryProbe, most: int, text: str) -> None:
-    """A cache without a bound grows with each call; one of two entries does not."""
+def test_growth_in_the_number_of_calls_is_a_law(
+    probe: MemoryProbe, most: int, text: str, growth: str
+) -> None:
+    """A cache without a bound grows with each call; one of 2 or 40 entries does not."""
     kept: list[torch.Tensor] = []
 
     def step() -> None:
@@ -97,7 +101,16 @@ def test_growth_in_the_number_of_calls_is_a_law(probe: MemoryProbe, most: int, t
 
     law = probe.law(step, law_of="retained", calls=(2, 4, 8))
     assert str(law.pieces[0]) == text
-    assert law.degree("calls") == int(most > 2)
+    assert law.growth("calls") == growth
+
+
+def test_cache_that_grows_with_the_logarithm_is_told_from_a_linear_one(probe: MemoryProbe) -> None:
+    """It keeps one tensor for each power of two, in each run from the start."""
+
+    def step(n: int) -> None:
+        torch.ones(100 * n.bit_length())
+
+    assert probe.law(step, n=(2, 4, 8, 16, 32, 64)).growth("n") == "logarithmic"
 
 
 def test_memory_of_other_libraries_counts(probe: MemoryProbe) -> None:
