@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import gcd
 
+from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws.polynomials import (
     Point,
     Polynomial,
@@ -176,7 +177,7 @@ def _laws_of(site: Site, samples: Sequence[Sample], solver: Solver) -> dict[Poly
             if vector not in seen:
                 seen.add(vector)
                 law = solver.solve(vector)
-                if law is not None:
+                if law is not None and law.is_plausible:
                     laws.setdefault(law, moment)
     return laws
 
@@ -214,12 +215,27 @@ class _Search:
         points = [(*base[:index], value, *base[index + 1 :]) for value in self.values[index]]
         return self.at_all(points)
 
-    def _next_value(self, index: int) -> int:
-        """Return one more value of a size: between two that are known, or twice the largest."""
+    def _add_value(self, base: Sequence[int], index: int) -> None:
+        """Run one more value of a size: twice the largest first, then between the largest.
+
+        So the larger sizes, for which the law is wanted, are enough even if the smaller ones run
+        other kernels.
+        """
         values, step = self.values[index], self.steps[index]
         low, high = values[-2:]
         middle = (low + high) // 2 // step * step
-        return middle if low < middle < high and high < 4 * low else 2 * high
+        between = middle if low < middle < high else (values[0] + step)
+        is_wide = len(values) % 2 or high >= 4 * low or between in values
+        wanted = [2 * high, between] if is_wide else [between]
+        for value in wanted:
+            try:
+                self.at((*base[:index], value, *base[index + 1 :]))
+            except RegionError:  # too large for the device
+                if value == wanted[-1]:
+                    raise
+            else:
+                self.values[index] = sorted({*values, value})
+                return
 
     def degree_and_least(self, base: Sequence[int], index: int) -> tuple[int, int] | None:
         """Return the degree in one size, and from where on; None if it has no law."""
@@ -230,7 +246,7 @@ class _Search:
                 return degree, axis[0].point[index]
             if len(axis) >= self.most:
                 break
-            self.values[index] = sorted({*self.values[index], self._next_value(index)})
+            self._add_value(base, index)
         for is_strict in (True, False):
             for first in range(max(1, len(axis) - 1 - self._spare)):
                 degree = self._degree(axis[first:], index, is_strict=is_strict)
@@ -402,17 +418,50 @@ def _approximate(
     search.at_all(product(*grid))
     search.at(tuple(values[-1] for values in search.values))
     samples = search.samples
-    best = _simplest(search.names, samples, degrees)
+    moment = _moment_of_peak(samples)
+    best = _from_lines(search.names, samples, degrees, moment)
+    if best is None:
+        best = _simplest(search.names, samples, degrees)
     least = tuple(min(sample.point[index] for sample in samples) for index in range(len(least)))
-    peak_site = _site_of_peak(samples[-1])
     return _fitted(
         search,
         least,
-        tuple(best.degree(name) for name in search.names),
-        [Piece(Moment(peak_site, None), best)],
-        [Moment(peak_site, None)] if peak_site is not WHOLE else (),
+        tuple(degrees),
+        [Piece(moment, best)],
+        [moment] if moment.site is not WHOLE else (),
         is_exact=False,
     )
+
+
+def _from_lines(
+    names: Sequence[str], samples: Sequence[Sample], degrees: Point, moment: Moment
+) -> Polynomial | None:
+    """Return the exact laws of most lines at the peak, and the nearest one of the rest.
+
+    The rest, such as workspaces of cuDNN, is taken to grow with the terms that the lines have.
+    None if no line has a law.
+    """
+    points = [sample.point for sample in samples]
+    solver = Solver(names, points, exponents(degrees))
+    if any(moment.site not in sample.levels for sample in samples):
+        return None
+    found = [sample.composition(moment) for sample in samples]
+    if not all(found) or not solver.is_determined or not solver.spare:
+        return None
+    exact: Polynomial | None = None
+    for site in {site: None for known in found for site in known}:
+        law = solver.solve([known.get(site, 0) for known in found])
+        if law is not None:
+            exact = law if exact is None else exact + law
+    if exact is None or not exact.terms:
+        return None
+    rest = []
+    for sample in samples:
+        known_bytes = exact.at(sample.point)
+        rest.append(sample.value - int(known_bytes))
+    terms = sorted({(0,) * len(names), *(powers for powers, _ in exact.terms)})
+    values = [sample.value for sample in samples]
+    return exact + nearest(names, points, terms, rest, values)
 
 
 def _simplest(names: Sequence[str], samples: Sequence[Sample], degrees: Point) -> Polynomial:
@@ -433,5 +482,12 @@ def _simplest(names: Sequence[str], samples: Sequence[Sample], degrees: Point) -
     return most
 
 
-def _site_of_peak(sample: Sample) -> Site:
-    return max(sample.levels, key=lambda site: max(sample.levels[site]))
+def _moment_of_peak(samples: Sequence[Sample]) -> Moment:
+    """Return the moment of the last sample's peak, by its number if all samples have that."""
+    last = samples[-1]
+    site = max(last.levels, key=lambda site: max(last.levels[site]))
+    number = max(range(len(last.levels[site])), key=last.levels[site].__getitem__)
+    is_common = all(number < len(sample.levels.get(site, ())) for sample in samples)
+    if site is WHOLE or not is_common:
+        return Moment(site, None)
+    return Moment(site, number)

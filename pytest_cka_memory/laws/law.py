@@ -303,13 +303,14 @@ class Law:
     def _doubts(self, point: Point, piece: Piece, times: float) -> Iterable[str]:
         fitted = self._fitted
         if not fitted.is_exact:
-            low, high = (
-                min(self.residuals.values(), default=0),
-                max(self.residuals.values(), default=0),
+            off = max(map(abs, self.residuals.values()), default=0)
+            share = max(
+                (abs(value) / self._fitted.value_at(at) for at, value in self.residuals.items()),
+                default=0,
             )
             yield (
-                "no polynomial gives the measured figures, which differ from this one by "
-                f"{low:+,} to {high:+,} bytes"
+                "no polynomial gives the measured figures, which differ from this one by up to "
+                f"{off:,} bytes, and up to {share:.2%}"
             )
         if not fitted.holds_at(point):
             least = _sizes_text(self.names, fitted.least)

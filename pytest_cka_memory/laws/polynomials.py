@@ -16,6 +16,7 @@ Point = tuple[int, ...]
 Exponents = tuple[int, ...]
 """The power of each size in a term."""
 
+_MOST_PARTS = 12
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -34,10 +35,28 @@ class Polynomial:
             (factor * prod(map(pow, point, powers)) for powers, factor in self.terms), Fraction(0)
         )
 
+    @property
+    def is_plausible(self) -> bool:
+        """Whether its coefficients are as those of code that allocates whole bytes.
+
+        They are whole numbers, or halves and sixths of sums over loops, or parts for each so many
+        items; a curve through points that have another law has others.
+        """
+        return all(
+            factor.denominator <= _MOST_PARTS or factor.denominator & (factor.denominator - 1) == 0
+            for _, factor in self.terms
+        )
+
     def degree(self, name: str) -> int:
         """Return the highest power of one size."""
         index = self.names.index(name)
         return max((powers[index] for powers, _ in self.terms), default=0)
+
+    def __add__(self, other: "Polynomial") -> "Polynomial":
+        found = dict(self.terms)
+        for powers, factor in other.terms:
+            found[powers] = found.get(powers, Fraction(0)) + factor
+        return polynomial(self.names, found)
 
     def __sub__(self, other: "Polynomial") -> "Polynomial":
         found = dict(self.terms)
@@ -222,24 +241,40 @@ def _whole(values: Iterable[Fraction | int]) -> _Row:
 
 
 def nearest(
-    names: Sequence[str], points: Sequence[Point], terms: Sequence[Exponents], values: Sequence[int]
+    names: Sequence[str],
+    points: Sequence[Point],
+    terms: Sequence[Exponents],
+    values: Sequence[int],
+    scales: Sequence[int] | None = None,
 ) -> Polynomial:
     """Return the polynomial of least squares; only for figures that no polynomial describes.
 
     Its coefficients have six digits.
 
+    Args:
+        names: of the sizes.
+        points: where values are known.
+        terms: the powers of the terms.
+        values: one for each point.
+        scales: what a difference at each point is compared with; by default all count the same.
+
     Raises:
         ValueError: if the points do not determine it.
     """
-    rows = [[Fraction(prod(map(pow, point, powers))) for powers in terms] for point in points]
+    weights = [Fraction(1, max(1, abs(scale))) for scale in scales or [1] * len(points)]
+    rows = [
+        [weight * prod(map(pow, point, powers)) for powers in terms]
+        for point, weight in zip(points, weights, strict=True)
+    ]
     columns = list(zip(*rows, strict=True))
     normal = [[sum(map(Fraction.__mul__, a, b), Fraction(0)) for b in columns] for a in columns]
     try:
         inverse = _inverse(normal)
     except StopIteration:
         raise ValueError(f"{len(points)} points do not determine {len(terms)} terms") from None
-    right = [sum(map(Fraction.__mul__, column, map(Fraction, values))) for column in columns]
-    found = (sum(map(Fraction.__mul__, row, map(Fraction, right))) for row in inverse)
+    weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
+    right = [sum(map(Fraction.__mul__, column, weighted), Fraction(0)) for column in columns]
+    found = (sum(map(Fraction.__mul__, row, right), Fraction(0)) for row in inverse)
     rounded = (Fraction(f"{float(factor):.6g}") for factor in found)
     return polynomial(names, dict(zip(terms, rounded, strict=True)))
 
