@@ -209,7 +209,8 @@ def _images(batch: int, px: int) -> tuple[torch.Tensor, ...]:
     return (torch.zeros(batch, 3, px, px, device=DEVICE),)
 
 
-def _tokens(batch: int, seq: int) -> tuple[torch.Tensor, ...]:
+def tokens(batch: int, seq: int) -> tuple[torch.Tensor, ...]:
+    """Return a batch of tokens."""
     return (torch.zeros(batch, seq, dtype=torch.long, device=DEVICE),)
 
 
@@ -262,10 +263,10 @@ MODELS = {
     "GNN, attention": Model(
         "GNN", lambda: Graph(True), _graph, nodes=(128, 256, 512), edges=(1024, 2048, 4096)
     ),
-    "GPT, softmax": Model("GPT", lambda: GPT("softmax"), _tokens, **_SEQUENCES),
-    "GPT, flash": Model("GPT", lambda: GPT("flash").bfloat16(), _tokens, **_SEQUENCES),
-    "GPT, efficient": Model("GPT", lambda: GPT("efficient"), _tokens, **_SEQUENCES),
-    "GPT, math": Model("GPT", lambda: GPT("math"), _tokens, **_SEQUENCES),
+    "GPT, softmax": Model("GPT", lambda: GPT("softmax"), tokens, **_SEQUENCES),
+    "GPT, flash": Model("GPT", lambda: GPT("flash").bfloat16(), tokens, **_SEQUENCES),
+    "GPT, efficient": Model("GPT", lambda: GPT("efficient"), tokens, **_SEQUENCES),
+    "GPT, math": Model("GPT", lambda: GPT("math"), tokens, **_SEQUENCES),
     "Mamba, parallel": Model("Mamba", lambda: Mamba(True), _sequence(32), **_SEQUENCES),
     "Mamba, step by step": Model("Mamba", lambda: Mamba(False), _sequence(32), **_SHORT),
     # cuDNN plans its recurrent layers only on a GPU.
