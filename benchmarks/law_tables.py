@@ -11,8 +11,9 @@ def laws() -> str:
     """The law of each model, and its error at 16 times the largest sizes."""
     (file,) = RESULTS.glob("laws-torch-*.json")
     rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    head = ["model", "runs", "seconds", "the last term of the largest piece", "off at 16 times"]
     lines = [
-        ["model", "runs", "seconds", "the highest term at large sizes", "off at 16 times the largest"],
+        head,
         ["---", "---:", "---:", "---", "---"],
         *([row["model"], str(row["runs"]), f"{row['seconds']:.1f}", _term(row), _off(row)]
           for row in rows),
