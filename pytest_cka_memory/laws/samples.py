@@ -154,6 +154,8 @@ class RecordedSample(Sample):
 
     def _live_at(self, moment: Moment) -> Iterable[tuple[int, int, int]]:
         """Yield bytes, begin and site of each block that adds to the level, or lowers it."""
+        if moment.site is WHOLE:  # it has allocated nothing
+            return
         event = self._event_of(moment)
         for size, begin, end, number in zip(
             self._sizes, self._begins, self._ends, self._of_block, strict=True

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_cka_memory.laws.fitting import Fitted, fit
+from pytest_cka_memory.laws.fitting import Fitted, fit, law_through
 from pytest_cka_memory.laws.law import Law
-from pytest_cka_memory.laws.polynomials import Point
+from pytest_cka_memory.laws.polynomials import Point, exponents, nearest
 from pytest_cka_memory.laws.samples import OLDER, Block, Moment, RecordedSample, Sample, Site
 
 LOSS, BACKWARD, STEP = (Site((f"train.py:{line} in step",), code) for line, code in (
@@ -177,3 +177,21 @@ def test_composition_of_a_recorded_run_adds_up_to_the_level() -> None:
     assert found == {BACKWARD: 30, OLDER: -7, STEP: 50}
     assert sum(found.values()) == sample.at(Moment(STEP, None)) == 73
     assert sample.blocks_at(Moment(STEP, -1)) == [30, 50]
+
+
+def test_published_reserve_has_no_law_and_its_first_runs_mislead() -> None:
+    """The reserve of YOLOv8n on an RTX 4090, in MB, from ultralytics#1451: AutoBatch fits a line.
+
+    The allocator reserves whole segments, so the first three runs rise by less than the others.
+    """
+    table = {1: 285, 2: 445, 4: 470, 8: 719, 16: 1197}
+    samples = [Sample((batch,), reserved) for batch, reserved in table.items()]
+    assert all(law_through(["batch"], samples, (degree,)) is None for degree in (1, 2, 3))
+
+    def slope(batches: list[int]) -> float:
+        values = [table[batch] for batch in batches]
+        law = nearest(["batch"], [(batch,) for batch in batches], exponents((1,)), values)
+        return float(law.at((1,)) - law.at((0,)))
+
+    assert slope([1, 2, 4]) == pytest.approx(54.6, abs=0.1)
+    assert slope([4, 8, 16]) == pytest.approx(60.4, abs=0.1)

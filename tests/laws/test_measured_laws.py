@@ -113,6 +113,13 @@ def test_cache_that_grows_with_the_logarithm_is_told_from_a_linear_one(probe: Me
     assert probe.law(step, n=(2, 4, 8, 16, 32, 64)).growth("n") == "logarithmic"
 
 
+def test_step_that_allocates_nothing_has_the_law_of_nothing(probe: MemoryProbe) -> None:
+    """Zero bytes at any size."""
+    law = probe.law(lambda n: n, n=(1, 2))
+    assert (str(law.pieces[0]), law.degree("n"), law.at(n=10**6).requested_bytes) == ("0", 0, 0)
+    assert law.terms == ()
+
+
 def test_memory_of_other_libraries_counts(probe: MemoryProbe) -> None:
     """Memory that NumPy lends to a tensor is a block of the line that lends it."""
     law = probe.law(lambda n: torch.from_numpy(np.ones((n, n))).sum(), n=(8, 16, 32))
