@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
+from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -260,6 +261,10 @@ class Law:
 
     def __str__(self) -> str:
         return "\n".join(lines_of(self.figure, self.device, self.runs, self._fitted, self.terms))
+
+    def _repr_html_(self) -> str:
+        """Return the text of the law, which notebooks show as it is."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     @property
     def fitted(self) -> Fitted:

@@ -201,6 +201,14 @@ def test_text_fits_a_screen_and_names_the_pieces(probe: MemoryProbe) -> None:
     assert len(lines) <= 24
 
 
+def test_notebooks_show_the_text(probe: MemoryProbe) -> None:
+    """Its lines are kept, and what is code is escaped."""
+    law = probe.law(lambda n: torch.ones(n) < 1, n=(8, 16, 32))
+    shown = law._repr_html_()
+    assert shown.startswith("<pre>peak on cpu")
+    assert "torch.ones(n) &lt; 1" in shown
+
+
 def test_plot_draws_the_law_and_what_was_measured(probe: MemoryProbe) -> None:
     """The samples of one size are points on the curve."""
     pytest.importorskip("matplotlib").use("agg")
