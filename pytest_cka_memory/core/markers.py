@@ -119,8 +119,8 @@ _ROWS = (
     Marker(
         "peak_law",
         "peak_law(seq=1, batch=1)",
-        "over the tests of a function that is parametrized by these sizes, the peak may grow with "
-        "each of them at most with this power.",
+        "over the tests of a function that is parametrized by the sizes in `degrees`, the peak may "
+        "grow with each of them at most with this power.",
         f"{_LIMITS}.laws:peak_law",
     ),
     Marker(
