@@ -13,6 +13,7 @@ from pathlib import Path
 import cka_tables
 import compiled_tables
 import cost_tables
+import law_tables
 import ranks_tables
 import real_cards_tables
 import scripts_tables
@@ -233,6 +234,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "versions": versions,
         "skipped, by version": skips,
     },
+    DOCS / "how-to" / "laws.md": {"laws": law_tables.laws},
     DOCS / "explanation" / "values.md": {
         "suites": values_tables.suites,
         "shares of suites": values_tables.shares,

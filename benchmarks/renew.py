@@ -139,6 +139,9 @@ TABLES = {
         "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",
         needs="accelerate, transformers, datasets",
     ),
+    "laws": Table(
+        "laws-torch-{torch}.json", ("pytest_cka_memory/laws", *COUNTER), "laws.py", minutes=2
+    ),
     "losses": Table("ranks-losses-torch-{torch}.json", DEVICE, "ranks_losses.py", minutes=3),
     "what goes wrong": Table(
         "ranks-hostile-torch-{torch}.json", DEVICE, "ranks_hostile.py", minutes=6

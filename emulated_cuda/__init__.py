@@ -27,15 +27,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from emulated_cuda.cards import CARDS
     from emulated_cuda.errors import DeviceAssertError, DeviceError, StaleValueError
+    from emulated_cuda.estimating import Estimate, estimate
     from emulated_cuda.loading.loaded import load, loaded
 
-__all__ = ["CARDS", "DeviceAssertError", "DeviceError", "StaleValueError", "load", "loaded"]
+__all__ = [
+    "CARDS",
+    "DeviceAssertError",
+    "DeviceError",
+    "Estimate",
+    "StaleValueError",
+    "estimate",
+    "load",
+    "loaded",
+]
 
 _MODULES = {
     "CARDS": "cards",
     "DeviceAssertError": "errors",
     "DeviceError": "errors",
+    "Estimate": "estimating",
     "StaleValueError": "errors",
+    "estimate": "estimating",
     "load": "loading.loaded",
     "loaded": "loading.loaded",
 }

@@ -1,8 +1,10 @@
-"""``python -m emulated_cuda``: run a program on CUDA cards that do not exist."""
+"""``python -m emulated_cuda``: run a program, or a function, on CUDA cards that do not exist."""
 
 import sys
 
-from emulated_cuda.running import main
+from emulated_cuda import estimating, running
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:2] == ["estimate"]:
+        sys.exit(estimating.main(sys.argv[2:]))
+    sys.exit(running.main(sys.argv[1:]))

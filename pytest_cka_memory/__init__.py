@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ReportError,
         SizeError,
     )
+    from pytest_cka_memory.laws.law import Law
     from pytest_cka_memory.measure.probe import MemoryProbe, Snapshot
     from pytest_cka_memory.measure.region import Region
     from pytest_cka_memory.measure.sweeps import Sweep
@@ -31,6 +32,7 @@ __all__ = [
     "CkaMemoryError",
     "DeviceError",
     "Holding",
+    "Law",
     "LimitError",
     "LimitWarning",
     "MemoryProbe",
@@ -51,6 +53,7 @@ _MODULES = {
     "CkaMemoryError": "errors",
     "DeviceError": "errors",
     "Holding": "core.holdings",
+    "Law": "laws.law",
     "LimitError": "errors",
     "LimitWarning": "errors",
     "MemoryProbe": "measure.probe",

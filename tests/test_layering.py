@@ -19,13 +19,14 @@ PICTURES = {
         measure        testing      hookspecs
         holders
         meters         limits
+        laws
         core
         units
         errors         _version
     """,
     "emulated_cuda": """
         __main__
-        running        site           smi
+        running        site           smi           estimating
         loading
         activation
         triton

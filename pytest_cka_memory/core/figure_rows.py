@@ -87,6 +87,8 @@ POOLS = "pools"
 """Memory in the private pools of the allocator: those of CUDA graphs, and ``MemPool``."""
 TIMELINE = "timeline"
 """Each allocation and release, for a picture. It is no figure."""
+MOMENTS = "moments"
+"""The level at each allocation, for the law of a peak. It is no figure."""
 OUTSIDE_ADVICE = (
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card"
@@ -179,6 +181,12 @@ class AdditionalFigures:
     memory_timeline: dict[str, Any] | None = None
     """The data of a picture of memory over time, see :mod:`.timeline_picture`; None unless it was
     asked for and the device's allocations are recorded. It is not in the JSON report."""
+    moments: dict[str, Any] | None = None
+    """The level at each allocation by line, see :class:`.samples.RecordedSample`; None unless
+    ``peak_law`` judges the test. It is not in the JSON report."""
+    law: dict[str, Any] | None = None
+    """How a figure of the measured code grows with sizes, see :func:`.committed.to_dict`; None
+    unless the region is one of ``cka_memory.law``."""
     driver_start_bytes: Annotated[
         int | None,
         Figure(

@@ -117,6 +117,13 @@ _ROWS = (
         f"{_LIMITS}:fits",
     ),
     Marker(
+        "peak_law",
+        "peak_law(seq=1, batch=1)",
+        "over the tests of a function that is parametrized by the sizes in `degrees`, the peak may "
+        "grow with each of them at most with this power.",
+        f"{_LIMITS}.laws:peak_law",
+    ),
+    Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
         "no figure may be more than `tolerance` above the committed baseline, nor above the test "

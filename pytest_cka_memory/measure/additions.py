@@ -4,7 +4,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from pytest_cka_memory.core.figure_rows import ADDITIONS, CYCLES, DRIVER, POOLS, PROCESS, TIMELINE
+from pytest_cka_memory.core.figure_rows import (
+    ADDITIONS,
+    CYCLES,
+    DRIVER,
+    MOMENTS,
+    POOLS,
+    PROCESS,
+    TIMELINE,
+)
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.meters.base import Meter, Peaks
 
@@ -18,6 +26,7 @@ _CLASSES = {
     DRIVER: ("pytest_cka_memory.measure.system", "DriverMemory"),
     POOLS: ("pytest_cka_memory.measure.system", "PoolMemory"),
     TIMELINE: ("pytest_cka_memory.measure.memory_timeline", "Timeline"),
+    MOMENTS: ("pytest_cka_memory.measure.law_runs", "Moments"),
 }
 """Name of an addition -> module and name of the subclass of :class:`Addition` that measures it."""
 
@@ -63,7 +72,7 @@ def checked(names: Iterable[str]) -> Collection[str]:
         ValueError: if one is not the name of an addition.
     """
     asked_for = [names] if isinstance(names, str) else list(names)
-    known = (*ADDITIONS, TIMELINE)
+    known = (*ADDITIONS, TIMELINE, MOMENTS)
     unknown = [name for name in asked_for if name not in known]
     if unknown:
         raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(known)}")

@@ -22,6 +22,7 @@ from pytest_cka_memory.units import counted, format_with_unit
 if TYPE_CHECKING:
     import torch
 
+    from pytest_cka_memory.laws.law import Law
     from pytest_cka_memory.measure.additions import Additions
     from pytest_cka_memory.measure.sweeps import Sweep
 
@@ -249,6 +250,45 @@ class MemoryProbe:
 
         self.largest_sizes.append(largest(self._stack, step, at_most, limit_mb))
         return self.largest_sizes[-1]
+
+    def law(self, step: Callable[..., Any], *, law_of: str = "peak", **sizes: Any) -> "Law":
+        """Return how the peak of ``step(**sizes)``, or another figure, grows with its sizes.
+
+        The step runs once at the smallest sizes, and then at the few that a law needs; further
+        values are chosen if those given do not suffice. Bytes are exact, so the law is no average:
+        ``law.residuals`` has what it does not give. A peak counts bytes that are requested, above
+        the level at the start. What `step` returns is freed. All runs are one region, which is
+        compared with a committed baseline: a law that is above the committed one fails a test.
+
+        >>> import torch
+        >>> def step(batch, seq):
+        ...     scores = torch.ones(batch, seq, seq)
+        ...     torch.softmax(scores, -1)
+        >>> law = MemoryProbe("cpu").law(step, batch=(1, 2, 4), seq=(16, 32, 64))
+        >>> law.pieces[0]
+        8 · batch · seq²
+        >>> law.degree("seq"), law.at(batch=8, seq=128).requested_bytes
+        (2, 1048576)
+
+        Args:
+            step: takes the sizes as keyword arguments.
+            law_of: ``"peak"``; ``"retained"``; ``"allocated"``, the peak in the allocator's blocks;
+                ``"reserved"``; or ``"process"``, the memory of the process.
+            **sizes: values of each size that varies, two or more; any other value is passed on.
+                ``calls`` is how often the step is called, if it has no such argument.
+
+        Raises:
+            RegionError: if the step runs out of memory, or the device has no such figure.
+            TypeError: if the step does not take a size.
+            ValueError: if no size varies, a value is not a whole number, or `law_of` is unknown.
+        """
+        from pytest_cka_memory.laws.committed import to_dict
+        from pytest_cka_memory.measure.law_runs import find_law
+
+        with self.measure(f"law of {_function_name(step)}") as region:
+            found = find_law(self._stack, step, law_of, sizes)
+            region.law = to_dict(found)
+        return found
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the device's memory."""

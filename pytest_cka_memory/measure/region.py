@@ -65,6 +65,7 @@ class Region(FigureAttributes):
         self._record: RegionRecord | None = None
         self._live_at_peak: Sequence[AllocationGroup] = ()
         self._figures_read: set[str] = set()
+        self.law: dict[str, Any] | None = None  # one that was found in it; its record keeps it
         before_reading()
         self._open_region = stack.open(thorough=is_thorough())
         peaks, meter = self._open_region.peaks, stack.meter
@@ -255,8 +256,8 @@ class Region(FigureAttributes):
                 garbage_freed=self._samples.freed_garbage,
             )
             added = dict(pair for each in self._additions for pair in each.fields().items())
-            if added:
-                record = replace(record, **added)
+            if added or self.law is not None:
+                record = replace(record, law=self.law, **added)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._reserve.note_end(closed.survivors)
             self._record = record if completed else replace(record, completed=False)

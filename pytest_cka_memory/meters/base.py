@@ -47,6 +47,16 @@ class DriverReading:
 
 
 @dataclass(frozen=True)
+class Requests:
+    """The bytes that were requested of an allocator, in the order of its calls."""
+
+    allocated: Sequence[int]
+    """Of each allocation."""
+    freed: Sequence[int]
+    """Of each block that was freed."""
+
+
+@dataclass(frozen=True)
 class RefusedAllocation:
     """The last allocation that a device had no memory for."""
 
@@ -339,6 +349,17 @@ class Meter(AllocationCounts):
     @abstractmethod
     def read(self) -> Reading:
         """Return the current value of all counters."""
+
+    def record_requests(self) -> bool:
+        """Record how much is requested at each allocation; return False if that is not possible.
+
+        Only for a device whose blocks are larger than what is requested of its allocator.
+        """
+        return False
+
+    def recorded_requests(self) -> Requests | None:
+        """Stop recording and return it; None without :meth:`record_requests`."""
+        return None
 
     def reserved_by_graphs(self) -> Sequence[Holding]:
         """Return what pools of CUDA graphs have reserved, by the graph that holds it."""

@@ -426,12 +426,13 @@ class HistoryFunctions(NamedTuple):
 
     record: Callable[..., None]
     dump: Callable[[str], None]
+    snapshot: Callable[[], Mapping[str, Any]]
 
 
 def allocator_history(device_type: str) -> HistoryFunctions | None:
     """Return the allocator's history functions; None if it has none, so no snapshots exist."""
     memory = getattr(torch.get_device_module(device_type), "memory", None)
-    names = ("_record_memory_history", "_dump_snapshot")
+    names = ("_record_memory_history", "_dump_snapshot", "_snapshot")
     found: list[Any] = [getattr(memory, name, None) for name in names]
     return None if None in found else HistoryFunctions(*found)
 

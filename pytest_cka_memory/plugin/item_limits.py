@@ -23,7 +23,7 @@ from pytest_cka_memory.limits import (
     with_argument,
 )
 from pytest_cka_memory.plugin.device import known_meter
-from pytest_cka_memory.plugin.pytest_private import fail, parameter_ids
+from pytest_cka_memory.plugin.pytest_private import fail, parameter_ids, parameters
 from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.stored.plan import MARKER as BASELINE_MARKER
 from pytest_cka_memory.units import is_plain_number
@@ -87,6 +87,7 @@ def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimit
     ]
     if BASELINE_MARKER in marks:
         marked += _limits_of_baseline_marker(item, _closest(marks[BASELINE_MARKER]), compared)
+    marked = [_with_sizes(item, limit, compared) for limit in marked]
     growing = frozenset(limit.of for limit in marked if isinstance(limit, FlatPerBatch))
     marked = [
         replace(limit, others=growing) if isinstance(limit, FlatPerBatch) else limit
@@ -108,6 +109,35 @@ def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimit
         return tuple(replace(limit, warns=True) for limit in limits)
 
     return ItemLimits(warned(every), tuple(own), warned(of_markers), warned(scoped))
+
+
+def _with_sizes(item: pytest.Item, limit: Limit, compared: dict[str, ComparedTest]) -> Limit:
+    """Return a limit on a law with the sizes of all tests of the function; any other as it is.
+
+    Raises:
+        LimitError: if the test is not parametrized by a size.
+    """
+    if not hasattr(limit, "degrees"):  # not imported for sessions without such a limit
+        return limit
+    from pytest_cka_memory.limits.laws import PeakLaw, with_points
+
+    assert isinstance(limit, PeakLaw)
+    names = list(limit.degrees)
+    own = parameters(item)
+    others = {name: value for name, value in own.items() if name not in names}
+    points = {}
+    for sibling in _siblings_of(item).values():
+        known = parameters(sibling)
+        if {name: value for name, value in known.items() if name not in names} != others:
+            continue
+        points[sibling.nodeid] = [known.get(name) for name in names]
+        compared.setdefault(sibling.nodeid, ComparedTest()).additions.add(limit.addition)
+
+    def find(nodeid: str, label: str) -> RegionRecord | None:
+        region = compared[nodeid].regions.get(label)
+        return None if region is None else region.record
+
+    return with_points(limit, item.nodeid, points, find)
 
 
 def _closest(marks: "Sequence[tuple[Node, pytest.Mark]]") -> pytest.Mark:

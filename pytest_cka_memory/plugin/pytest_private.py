@@ -91,6 +91,11 @@ def parameter_ids(item: pytest.Item) -> tuple[str, ...]:
     return tuple(getattr(callspec, "_idlist", None) or callspec.id.split("-"))
 
 
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    """Return the values of a test's parameters by name; empty without them."""
+    return dict(getattr(getattr(item, "callspec", None), "params", {}))
+
+
 def drop_instance(item: pytest.Item) -> None:
     """Drop the object of the test's class, which pytest keeps with ``self.model`` and the like.
 

@@ -44,8 +44,11 @@ _HEADER = {"schema": SCHEMA}
 _SPACE = re.compile(r"[ \t\r\n]*")
 _REPAIR = "correct the line, or restore the file from version control"
 
-Figures = Mapping[str, int | None]
-"""Name of a compared figure -> bytes; None if it was not determined."""
+Value = Any
+"""Bytes of a compared figure; None if it was not determined. Of a law its text, as JSON."""
+Figures = Mapping[str, Value]
+"""Name of a compared figure, or ``law`` -> its value."""
+LAW = "law"
 
 
 class BaselineKey(NamedTuple):
@@ -76,12 +79,13 @@ _Line: Any = make_dataclass(
             for name, row in COMPARED.items()
         ),
         ("conditions", dict[str, str] | None),
+        (LAW, dict[str, Any] | None),
     ],
 )
 """One region as the file has it."""
 _KEYS = [field.name for field in fields(_Line)]
 _NOT_IN_ALL = frozenset(
-    {"conditions", *(name for name, row in COMPARED.items() if row.in_place_of)}
+    {"conditions", LAW, *(name for name, row in COMPARED.items() if row.in_place_of)}
 )
 """Keys that lines lack if the meter does not know them, and all lines of older versions."""
 
@@ -93,13 +97,23 @@ def render(entries: Mapping[BaselineKey, Figures]) -> str:
             "nodeid": key.nodeid,
             "label": key.label,
             **key.fingerprint._asdict(),
-            **entries[key],
+            **_figures_in_file(entries[key]),
             **({} if key.conditions is None else {"conditions": dict(key.conditions)}),
         }
         for key in sorted(entries, key=_order)
     ]
     lines = [f", {json.dumps(region, ensure_ascii=False)}" for region in regions]
     return "\n".join([f"[ {json.dumps(_HEADER)}", *lines, "]", ""])
+
+
+def _figures_in_file(figures: Figures) -> dict[str, Any]:
+    law = {LAW: json.loads(figures[LAW])} if LAW in figures else {}
+    return {**figures, **law}
+
+
+def law_figure(record: RegionRecord) -> dict[str, str]:
+    """Return the law of a region as the figures of a baseline have it; empty without one."""
+    return {} if record.law is None else {LAW: json.dumps(record.law, ensure_ascii=False)}
 
 
 def _order(key: BaselineKey) -> tuple[list[str], Conditions]:
@@ -237,6 +251,8 @@ def _region(line: int, element: object) -> tuple[BaselineKey, Figures]:
         raise _wrong(line, str(error)) from None
     fingerprint = Fingerprint(*(getattr(region, name) for name in Fingerprint._fields))
     figures = {name: getattr(region, name) for name in COMPARED if name in element}
+    if region.law is not None:
+        figures[LAW] = json.dumps(region.law, ensure_ascii=False)
     conditions = conditions_of({"conditions": region.conditions})
     return BaselineKey(region.nodeid, region.label, fingerprint, conditions), figures
 
@@ -308,7 +324,20 @@ class WithinBaseline(Limit):
         now = {name: getattr(record, name) for name in COMPARED}
         found = differences(old, now, self.tolerance, facts)
         breaches = [self._breach(difference) for difference in found if difference.broken]
-        return [*breaches, *self._left_out(old, facts)]
+        return [*breaches, *self._of_law(old, record), *self._left_out(old, facts)]
+
+    def _of_law(self, old: Figures, record: RegionRecord) -> Iterator[Breach]:
+        """Yield a breach if the region has a law that is above the committed one."""
+        if LAW not in old or record.law is None:
+            return
+        from pytest_cka_memory.laws.committed import difference  # few baselines have a law
+
+        try:
+            message = difference(json.loads(old[LAW]), record.law)
+        except (KeyError, TypeError, ValueError, IndexError):
+            message = "the committed law cannot be read: update the baseline"
+        if message:
+            yield Breach(self.text, 0, None, message, next(iter(COMPARED)))
 
     def _without_baseline(self) -> Verdict:
         missing = "region" if self.device is None else f"device ({self.device})"

@@ -43,6 +43,9 @@ def render(report: Report) -> str:
 def _region(result: Result) -> dict[str, Any]:
     region = result.to_dict()
     del region["memory_timeline"]  # the data of a picture, which only the page draws
+    del region["moments"]  # judged already
+    if region["law"] is None:
+        del region["law"]
     return region
 
 

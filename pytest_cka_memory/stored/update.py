@@ -8,7 +8,7 @@ from pytest_cka_memory.core.figures import COMPARED, rounded_figures
 from pytest_cka_memory.core.report import file_of
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures
+from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures, Value, law_figure
 from pytest_cka_memory.units import format_with_unit
 
 _MOST_SHOWN = 30
@@ -82,7 +82,7 @@ def _cells(change: BaselineChange) -> Iterator[str]:
         yield from (share, "up" if new > old else "down")
 
 
-_Signature = frozenset[tuple[BaselineKey, tuple[tuple[str, int | None], ...]]]
+_Signature = frozenset[tuple[BaselineKey, tuple[tuple[str, Value], ...]]]
 
 
 def renames(
@@ -130,7 +130,7 @@ def moved(entries: Mapping[BaselineKey, Figures], renamed: Mapping[str, str]) ->
 
 
 def _by_signature(entries: Mapping[BaselineKey, Figures]) -> dict[_Signature, list[str]]:
-    regions: dict[str, set[tuple[BaselineKey, tuple[tuple[str, int | None], ...]]]] = {}
+    regions: dict[str, set[tuple[BaselineKey, tuple[tuple[str, Value], ...]]]] = {}
     for key, figures in entries.items():
         unnamed = key._replace(nodeid="", conditions=None)
         regions.setdefault(key.nodeid, set()).add((unnamed, tuple(sorted(figures.items()))))
@@ -232,7 +232,9 @@ def measured_entries(measured: Iterable[Measured]) -> Entries:
     entries: Entries = {}
     for key, result in measured:
         if result.outcome == "passed" and result.record.completed:
-            entries[key] = _highest(entries.get(key, {}), rounded_figures(result.record))
+            highest = _highest(entries.get(key, {}), rounded_figures(result.record))
+            law = law_figure(result.record)
+            entries[key] = {**highest, **law}
     return entries
 
 

@@ -278,15 +278,15 @@ def test_operators_without_a_schema_are_refused() -> None:
         torch_private.schema_of(type("Operator", (), {"__str__": lambda self: "aten.f"})())
 
 
-@pytest.mark.parametrize("missing", ["_record_memory_history", "_dump_snapshot"])
+@pytest.mark.parametrize("missing", ["_record_memory_history", "_dump_snapshot", "_snapshot"])
 def test_allocator_history_is_none_if_one_function_is_missing(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """Both functions of the history are needed, so the history is None without one of them."""
-    names = {"_record_memory_history": print, "_dump_snapshot": print}
+    """All functions of the history are needed, so the history is None without one of them."""
+    names = dict.fromkeys(("_record_memory_history", "_dump_snapshot", "_snapshot"), print)
     cuda = SimpleNamespace(memory=SimpleNamespace(**names))
     monkeypatch.setattr(torch, "get_device_module", lambda device: cuda)
-    assert torch_private.allocator_history("cuda") == (print, print)
+    assert torch_private.allocator_history("cuda") == (print, print, print)
     delattr(cuda.memory, missing)
     assert torch_private.allocator_history("cuda") is None
 

@@ -17,7 +17,7 @@ from pytest_cka_memory.stored.json_report import report_schema
 SCHEMA = report_schema()
 VALIDATOR = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
 
-OPTIONAL = {"extra", "paths"}
+OPTIONAL = {"extra", "law", "paths"}
 """Keys that are present only if another plugin added something, or an option asked for them."""
 
 

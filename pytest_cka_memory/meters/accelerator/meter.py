@@ -25,10 +25,13 @@ from pytest_cka_memory.meters.base import (
     Meter,
     Reading,
     RefusedAllocation,
+    Requests,
 )
 from pytest_cka_memory.meters.conditions import of_accelerator
 
 _MOST_HISTORY_ENTRIES = 100_000
+_MOST_REQUESTS = 4_000_000
+"""Entries while sizes are recorded, of which each allocation makes up to three."""
 
 
 class AcceleratorMeter(Meter):
@@ -174,6 +177,12 @@ class AcceleratorMeter(Meter):
         memory_info = getattr(torch.get_device_module(self._device), "mem_get_info", None)
         return None if memory_info is None else DriverReading(*memory_info(self._device))
 
+    def record_requests(self) -> bool:
+        return self._history.record_requests()
+
+    def recorded_requests(self) -> Requests | None:
+        return self._history.recorded_requests(self._device.index)
+
     def record_history(self) -> bool:
         return self._history.record()
 
@@ -227,6 +236,35 @@ class AllocatorHistory:
         if self._is_ours and self._functions is not None:
             self._is_ours = False
             self._functions.record(enabled=None)
+
+    def record_requests(self) -> bool:
+        """Record sizes without stacks; return False if that is not possible, or a user records."""
+        if self._functions is None or self._is_recorded():
+            return False
+        try:
+            self._functions.record(
+                "all", context=None, max_entries=_MOST_REQUESTS, clear_history=True
+            )
+        except RuntimeError:  # backend:cudaMallocAsync
+            return False
+        return True
+
+    def recorded_requests(self, index: int) -> Requests | None:
+        """Stop that recording, and return the sizes of the device with this index."""
+        if self._functions is None:
+            return None
+        try:
+            traces = self._functions.snapshot()["device_traces"]
+        finally:
+            self._functions.record(enabled=None)
+        trace = traces[index] if index < len(traces) else []
+        if len(trace) >= _MOST_REQUESTS:
+            return None
+        of_action = {
+            action: [int(entry["size"]) for entry in trace if entry["action"] == action]
+            for action in ("alloc", "free_requested")
+        }
+        return Requests(*of_action.values())
 
     def _is_recorded(self) -> bool:
         return self._is_ours or torch_private.records_history(self._device_type)

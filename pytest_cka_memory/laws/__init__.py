@@ -1,0 +1,1 @@
+"""Memory laws: how a figure of memory grows with sizes, as exact polynomials."""

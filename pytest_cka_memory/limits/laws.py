@@ -1,0 +1,207 @@
+"""Build and judge ``peak_law``: how the peak grows over the sizes of a parametrized test."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from pytest_cka_memory.core.figure_rows import MOMENTS
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
+from pytest_cka_memory.errors import LimitError
+from pytest_cka_memory.laws.fitting import Fitted, law_through
+from pytest_cka_memory.laws.law import Law
+from pytest_cka_memory.laws.polynomials import Point, exponents, nearest, number_text
+from pytest_cka_memory.laws.samples import ReportedSample, Sample
+from pytest_cka_memory.laws.terms import Term
+
+_FIGURE = "peak_increase_bytes"
+_MORE = 2
+"""How many powers above the allowed one are looked for."""
+_MOST_LINES = 3
+_NOISE = 0.01
+"""Peaks of which the nearest polynomial is only so much of their range away follow it."""
+
+
+@dataclass(frozen=True)
+class PeakLaw(Limit):
+    """The peak over tests of one function may grow with a power of each size at most.
+
+    The test with the largest sizes is judged, when all have run.
+    """
+
+    degrees: Mapping[str, int]
+    """Name of a size -> the power."""
+    points: Mapping[str, Point] = field(default_factory=dict, compare=False)
+    """Test -> its sizes."""
+    find: Callable[[str, str], RegionRecord | None] = field(
+        default=lambda nodeid, label: None, compare=False
+    )
+    """Returns the region of a test and label, if it has been measured here."""
+    nodeid: str = ""
+
+    @property
+    def addition(self) -> str:
+        return MOMENTS
+
+    def judge(self, record: RegionRecord) -> Verdict:
+        """Judge the region of the largest sizes, if all others are known."""
+        if not self._is_judged_here:
+            return None
+        found = self._known(record)
+        missing = len(self.points) - len(found)
+        if missing:
+            return Unjudged(self.text, f"{missing} of {len(self.points)} sizes have not run yet")
+        return self._verdict(found)
+
+    def pending(self, record: RegionRecord) -> dict[str, Any] | None:
+        """Return what judges a region later, in builtin types; None if it was judged."""
+        is_known = len(self._known(record)) == len(self.points)
+        if not record.completed or not self._is_judged_here or is_known:
+            return None
+        return {
+            "label": record.label,
+            "text": self.text,
+            "warns": self.warns,
+            "later": f"{__name__}:later",
+            "degrees": dict(self.degrees),
+            "points": {nodeid: list(point) for nodeid, point in self.points.items()},
+            "nodeid": self.nodeid,
+        }
+
+    def missing(self) -> Breach:
+        """Return the breach of sizes that were not all measured."""
+        return self._breach("cannot be judged: not all sizes were measured; run all of them")
+
+    @property
+    def _is_judged_here(self) -> bool:
+        largest = max(self.points, key=lambda nodeid: (self.points[nodeid], nodeid), default="")
+        return self.nodeid == largest
+
+    def _known(self, record: RegionRecord) -> dict[Point, RegionRecord]:
+        found = {}
+        for nodeid, point in self.points.items():
+            known = record if nodeid == self.nodeid else self.find(nodeid, record.label)
+            if known is not None and known.completed:
+                found[point] = known
+        return found
+
+    def _verdict(self, found: Mapping[Point, RegionRecord]) -> Verdict:
+        names = tuple(self.degrees)
+        for index, name in enumerate(names):
+            values = sorted({point[index] for point in found})
+            needed = self.degrees[name] + 2
+            if len(values) < needed:
+                return self._breach(
+                    f"cannot be judged: {name} has {len(values)} values and {needed} are needed; "
+                    f"parametrize the test by e.g. {needed} values, each twice the one before"
+                )
+        samples = [_sample(point, record) for point, record in sorted(found.items())]
+        samples.sort(key=lambda sample: (sum(sample.point), sample.point))
+        allowed = tuple(self.degrees.values())
+        ways = sorted(product(range(_MORE + 1), repeat=len(names)), key=sum)
+        # The first run may have allocated what later ones reuse, so it may be left out.
+        for used in (samples, samples[1:]):
+            for more in ways:
+                degrees = tuple(a + b for a, b in zip(allowed, more, strict=True))
+                fitted = law_through(names, used, degrees)
+                if fitted is not None:
+                    return self._of_law(fitted)
+        return self._without_law(names, samples, allowed)
+
+    def _without_law(
+        self, names: Sequence[str], samples: Sequence[Sample], allowed: Point
+    ) -> Verdict:
+        """Return what is known if no polynomial gives all peaks, such as because of rounding."""
+        points, values = [it.point for it in samples], [it.value for it in samples]
+        near = nearest(names, points, exponents(allowed), values)
+        off = max(
+            abs(float(near.at(point)) - value) for point, value in zip(points, values, strict=True)
+        )
+        if off <= _NOISE * (max(values) - min(values)):
+            return None
+        return self._breach(
+            "cannot be judged: no polynomial gives the peaks at all sizes; the nearest one, "
+            f"{near}, is up to {off:,.0f} bytes off: add a size, choose larger ones, or "
+            "multiples of a power of two, or call cka_memory.law(), which chooses them"
+        )
+
+    def _of_law(self, fitted: Fitted) -> Breach | None:
+        law = Law(fitted)
+        for name, allowed in self.degrees.items():
+            if law.degree(name) > allowed:
+                term = max(law.terms, key=lambda it: it.powers.get(name, 0))
+                return self._breach(_grows(law, name, allowed, term))
+        return None
+
+    def _breach(self, message: str) -> Breach:
+        return Breach(self.text, 0, None, message, _FIGURE, self.warns)
+
+
+def _grows(law: Law, name: str, allowed: int, term: Term) -> str:
+    found = term.powers[name]
+    lines = [f"{line} ({number_text(share)})" for line, share in term.lines[:_MOST_LINES]]
+    made = f"; it is made by {', '.join(lines)}" if lines else f"; at {term.piece}"
+    piece = next(it for it in law.pieces if it.degree(name) == found)
+    return (
+        f"the peak grows with {name} to the power of {found}, allowed {allowed}: "
+        f"peak = {piece} bytes. The term is {term}{made}"
+    )
+
+
+def _sample(point: Point, record: RegionRecord) -> Sample:
+    if record.moments is not None:
+        return ReportedSample(point, record.moments)
+    return Sample(point, record.peak_increase_bytes)
+
+
+def later(data: Mapping[str, Any]) -> PeakLaw:
+    """Return the limit of :meth:`PeakLaw.pending`."""
+    points = {nodeid: tuple(point) for nodeid, point in data["points"].items()}
+    limit = PeakLaw(data["text"], data["degrees"], points, nodeid=data["nodeid"])
+    return replace(limit, warns=data["warns"])
+
+
+def peak_law(**degrees: object) -> PeakLaw:
+    """Return a limit on how the peak grows over the sizes of a parametrized test.
+
+    Args:
+        **degrees: name of a parameter -> the highest power with which the peak may grow.
+
+    Raises:
+        LimitError: if no size is given, or a power is not a whole number, 0 or more.
+    """
+    if not degrees:
+        raise LimitError("no size is given; write e.g. peak_law(seq=1, batch=1)")
+    known: dict[str, int] = {}
+    for name, degree in degrees.items():
+        if isinstance(degree, bool) or not isinstance(degree, int) or not 0 <= degree <= 4:
+            raise LimitError(f"{name}={degree!r}: write a power from 0 to 4")
+        known[name] = degree
+    given = ", ".join(f"{name}={degree}" for name, degree in known.items())
+    return PeakLaw(f"peak_law({given})", known)
+
+
+def with_points(
+    limit: PeakLaw,
+    nodeid: str,
+    points: Mapping[str, Sequence[object]],
+    find: Callable[[str, str], RegionRecord | None],
+) -> PeakLaw:
+    """Return the limit for one test of a function, which knows the sizes of all others.
+
+    Raises:
+        LimitError: if a size is not a whole number, 1 or more.
+    """
+    checked: dict[str, Point] = {}
+    for other, point in points.items():
+        sizes = []
+        for name, value in zip(limit.degrees, point, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise LimitError(
+                    f"{limit.text}: {name}={value!r} is not a whole number, 1 or more; parametrize "
+                    f"the test by {name}, e.g. with (128, 256, 512)"
+                )
+            sizes.append(value)
+        checked[other] = tuple(sizes)
+    return replace(limit, points=checked, find=find, nodeid=nodeid)
