@@ -166,7 +166,8 @@ def _complete(segment: OldSegment) -> None:
     The allocator does not split off 1 MB or less of a large block, except in an expandable
     segment: a gap of that size belongs to the block before it.
     """
-    ends = [block.address for block in segment.blocks[1:]] + [segment.address + segment.bytes]
+    ends = [block.address for block in segment.blocks[1:]]
+    ends += [segment.address + segment.bytes] if segment.blocks else []
     splits_all = segment.is_small or segment.is_expandable
     for number, (block, end) in enumerate(zip(segment.blocks, ends, strict=True)):
         if block.bytes == 0:
