@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_cka_memory.units import MB
@@ -62,3 +62,42 @@ def _divisions(table: Mapping[str, Any]) -> str:
     # 0 stands for no rounding, which is written as 1.
     pairs = [f"{size}:{max(1, known[size])}" for size in sorted(known)]
     return f"[{','.join(pairs)}]"
+
+
+_LEAST_BLOCK_BYTES = 512
+
+
+def rounding(settings: Mapping[str, Any]) -> Callable[[int], int]:
+    """Return the function that turns a request into the bytes of its block.
+
+    Args:
+        settings: ``allocator_settings`` of a snapshot.
+
+    Example:
+        >>> rounding({})(1000)
+        1024
+    """
+    divisions = settings.get("roundup_power2_divisions")
+    table = divisions if isinstance(divisions, dict) else {}
+    by_exponent = {
+        int(size).bit_length() - 1: number
+        for size, number in table.items()
+        if size.isdigit() and number > 1
+    }
+    if not by_exponent:
+        return _rounded
+    most = max(by_exponent)
+
+    def rounded(size: int) -> int:
+        exponent = max(0, (size // MB).bit_length() - 1)
+        number = by_exponent.get(min(exponent, most), 0)
+        if number < 2 or size <= _LEAST_BLOCK_BYTES * number:
+            return _rounded(size)
+        step = max(1, (1 << (size.bit_length() - 1)) // number)
+        return -(-size // step) * step
+
+    return rounded
+
+
+def _rounded(size: int) -> int:
+    return max(_LEAST_BLOCK_BYTES, -(-size // _LEAST_BLOCK_BYTES) * _LEAST_BLOCK_BYTES)

@@ -167,6 +167,10 @@ def _flags(file: str, name: str) -> int:
         return IN_BACKWARD
     if "torch/nn/modules/module.py" in file:
         return IN_MODULE if name.endswith("call_impl") else IN_CONVERSION
+    if "torch/nn/init.py" in file or (
+        "torch/nn/modules/" in file and name in ("__init__", "reset_parameters")
+    ):
+        return IN_CONVERSION
     if name == "empty_cache":
         return IN_EMPTY_CACHE
     return IN_GRAPH if "torch/cuda/graphs.py" in file else 0
