@@ -69,7 +69,7 @@ def row_of(snapshot: Snapshot, device: Device) -> dict[str, Any]:
     begun = time.perf_counter()
     requests = requests_of(snapshot, device)
     text = settings.recorded(snapshot.settings)
-    (replayed,) = replays.run(requests, [text], attempts=False, releases=True)
+    (replayed,) = replays.run(requests, [replays.Run(text, attempts=False, releases=True)])
     row: dict[str, Any] = {
         "device": device.index,
         "settings": text,

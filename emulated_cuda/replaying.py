@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: the path of a file of ``marshal``: a dict of ``requests`` (a dict of ``actions``,
             ``keys``, ``sizes``, ``streams`` and ``pools``, arrays as bytes, and ``texts``), of
-            ``runs`` (a list of dicts of ``settings``, ``attempts`` and ``releases``) and of
+            ``runs`` (a list of dicts of ``settings``, ``attempts``, ``releases`` and ``emptied``, the
+            numbers of requests before which the cache is emptied) and of
             ``total_bytes``; and the path of the file for the results, a list of dicts.
     """
     source, target = map(Path, arguments)
@@ -86,6 +87,7 @@ class _Device:
         from emulated_cuda import torch_private
 
         self._torch = torch
+        self.out_of_memory = torch.cuda.OutOfMemoryError
         torch.cuda.init()
         self.allocate, self.free = torch_private.raw_allocator()
         self.set = torch_private.set_allocator_settings
@@ -165,8 +167,6 @@ def _run(requests: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     device = _Device()
     if run["settings"]:
         device.set(run["settings"])
-    if run.get("fraction"):
-        device._torch.cuda.set_per_process_memory_fraction(run["fraction"])
     replay = _Replay(device, requests, run)
     begun = time.perf_counter()
     replay.make_all()
@@ -195,9 +195,14 @@ class _Replay:
         pointers: dict[int, int] = {}
         in_pool = 0
         all_bytes = level = free_bytes()
-        out_of_memory = device._torch.cuda.OutOfMemoryError
+        out_of_memory = device.out_of_memory
         rows = zip(self._requests["actions"], *columns.values(), strict=True)
+        emptied = frozenset(self._settings.get("emptied", ()))
         for number, (action, key, size, stream, pool) in enumerate(rows):
+            if number in emptied:
+                device.use_pool(0)
+                in_pool = 0
+                device.empty_cache()
             if action == FREE:
                 pointer = live.pop(key, 0)
                 if pointer:

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from emulated_cuda import replaying
 from emulated_cuda.cards import CONTEXT_BYTES
@@ -23,8 +23,6 @@ from pytest_cka_memory.snapshots.requests import Requests, layout_of, recorded_r
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 UNLIMITED_BYTES = 2**39
 """Memory of a card that no recording fills."""
-_STREAMS = 64
-_MOST_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -66,32 +64,39 @@ class Replayed:
     streams_reused: bool = False
 
 
+class Run(NamedTuple):
+    """How requests are replayed once."""
+
+    settings: str
+    """Text of ``PYTORCH_ALLOC_CONF``; empty for torch's default."""
+    attempts: bool = True
+    """Whether to try allocations that were refused when they were recorded."""
+    releases: bool = False
+    """Whether to release the cache where the recording's card was full."""
+    emptied: tuple[int, ...] = ()
+    """Numbers of requests before which the cache is emptied."""
+
+
 def run(
-    requests: Requests,
-    settings: Sequence[str],
-    *,
-    total_bytes: int = UNLIMITED_BYTES,
-    attempts: bool = True,
-    releases: bool = False,
+    requests: Requests, runs: Sequence[Run], *, total_bytes: int = UNLIMITED_BYTES
 ) -> list[Replayed]:
-    """Replay requests on an emulated card, once under each of several settings.
+    """Replay requests on an emulated card, several times.
 
     Args:
         requests: what is replayed.
-        settings: texts of ``PYTORCH_ALLOC_CONF``; an empty one is torch's default.
+        runs: how.
         total_bytes: memory of the card. The CUDA context takes 512 MB of it.
-        attempts: whether to try allocations that were refused when they were recorded.
-        releases: whether to release the cache where the recording's card was full.
 
     Raises:
         ReportError: if no card can be emulated here.
     """
-    runs = [{"settings": text, "attempts": attempts, "releases": releases} for text in settings]
-    job = {"requests": requests.as_data(), "runs": runs, "total_bytes": total_bytes}
-    found = _results(job)
+    if not runs:
+        return []
+    rows = [each._asdict() for each in runs]
+    job = {"requests": requests.as_data(), "runs": rows, "total_bytes": total_bytes}
     return [
-        _replayed(text, total_bytes, requests, result)
-        for text, result in zip(settings, found, strict=True)
+        _replayed(each.settings, total_bytes, requests, result)
+        for each, result in zip(runs, _results(job), strict=True)
     ]
 
 
@@ -260,8 +265,3 @@ def _merged(blocks: Sequence[Sequence[Any]]) -> Iterator[tuple[int, bool]]:
             free += size
     if free:
         yield free, False
-
-
-def usable(total_bytes: int) -> int:
-    """Return the memory of a card that a program can have."""
-    return total_bytes - CONTEXT_BYTES
