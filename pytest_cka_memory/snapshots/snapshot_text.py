@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.snapshots import settings
+from pytest_cka_memory.snapshots import reserve, settings
 from pytest_cka_memory.snapshots.analysis import Analysis, Moment, Refusal, analysed, kinds
 from pytest_cka_memory.snapshots.lines import Line, Lines
 from pytest_cka_memory.snapshots.reading import Snapshot
@@ -18,6 +19,8 @@ _FEWER_LINES = 3
 _MOST_REFUSALS = 3
 _MOST_DIFFERENCES = 15
 _MOST_ROWS = 64
+_LEAST_KEPT = 0.02
+"""A share of the reserve: what keeps less from being released is not worth a line."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
     end = read.lines.grouped(found.live(found.end))
     title = f"in use at the end: {_mb(found.end.used_bytes)} of {_mb(found.end.reserved_bytes)} reserved"
     yield from _lines(f"{title}, by line:", end, _FEWER_LINES if device.actions else _MOST_LINES)
-    yield from _reserve(found)
+    yield from _reserve(read, found)
     if read.snapshot.host_events:
         yield (
             f"{counted(read.snapshot.host_events, 'event')} of pinned memory of the host are in "
@@ -106,8 +109,23 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
         yield f"under other settings: python -m pytest_cka_memory replay {read.name}"
 
 
-def _reserve(found: Analysis) -> Iterator[str]:
-    yield from ()
+def _reserve(read: Read, found: Analysis) -> Iterator[str]:
+    """Yield what the reserve at the end consists of, and what keeps its free parts."""
+    if not found.device.segments:
+        return
+    state = reserve.explained(read.snapshot, found.device)
+    yield "the reserve at the end:"
+    yield from (f"  {line}" for line in reserve_lines(state.parts))
+    kept = reserve.kept_by_line(found.device, state, read.lines)
+    least = _LEAST_KEPT * found.end.reserved_bytes
+    for row in [row for row in kept if row.bytes >= least][:_FEWER_LINES]:
+        yield (
+            f"  blocks of {row.line} keep {_mb(row.bytes)} from being released, in "
+            f"{counted(row.segments, 'segment')}"
+        )
+    advice = reserve_advice(state.parts)
+    if advice:
+        yield f"  what to do: {advice}"
 
 
 def _moment(moment: Moment, other: str) -> str:
