@@ -28,7 +28,10 @@ BLOCK = ("address", "size", "requested_size", "state")
 
 def as_snapshot(numbers: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers of a recording in the form that torch writes."""
-    trace = [dict(zip(("action", "addr", "size", "stream"), row, strict=True)) for row in numbers["trace"]]
+    trace = [
+        dict(zip(("action", "addr", "size", "stream"), row, strict=True))
+        for row in numbers["trace"]
+    ]
     for event in trace:
         if event["action"] == "oom":
             event["device_free"] = event.pop("addr") or 0
@@ -89,7 +92,9 @@ def row_of(snapshot: Snapshot, device: Device) -> dict[str, Any]:
 
 def main() -> None:
     """Print a row for each recording, and write them all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the rows to this file")
     options = parser.parse_args()
@@ -105,7 +110,9 @@ def main() -> None:
                 rows.append({"recording": name, **row_of(snapshot, device)})
                 print(json.dumps(rows[-1]), flush=True)
     exact = [row for row in rows if row.get("differing") == 0]
-    print(f"{len(exact)} of {len(rows)} are exact after each of {sum(row['allocations'] for row in exact):,} allocations")
+    print(
+        f"{len(exact)} of {len(rows)} are exact after each of {sum(row['allocations'] for row in exact):,} allocations"
+    )
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -153,9 +153,9 @@ class _Device:
             "reserved_bytes": stats["reserved_bytes.all.peak"],
             "end_allocated_bytes": stats["allocated_bytes.all.current"],
             "end_reserved_bytes": stats["reserved_bytes.all.current"],
-            "retries": stats["num_alloc_retries"],
             "segments": stats["segment.all.allocated"],
             "device_calls": stats.get("num_device_alloc", 0),
+            "device_frees": stats.get("num_device_free", 0),
         }
 
     def reset(self) -> None:

@@ -355,3 +355,23 @@ def set_allocator_settings(text: str) -> None:
             getattr(torch._C, name)(text)
             return
     torch.cuda.memory._set_allocator_settings(text)
+
+
+_MOST_HISTORY_ENTRIES = 5_000_000
+
+
+def record_history_when_initialized() -> None:
+    """Record what the allocator does from the moment at which the program first uses a device.
+
+    Without stacks of C++, whose names take minutes to find for a million of them.
+    """
+
+    def record() -> None:
+        torch.cuda.memory._record_memory_history(max_entries=_MOST_HISTORY_ENTRIES, stacks="python")
+
+    torch.cuda._lazy_call(record)
+
+
+def dump_history(path: str) -> None:
+    """Write what was recorded to a file."""
+    torch.cuda.memory._dump_snapshot(path)

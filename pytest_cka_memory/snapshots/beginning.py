@@ -222,9 +222,7 @@ class _Ranges:
             last_one = bisect_right(addresses, segment.address + segment.bytes - 1)
             sizes = [live[at].requested_bytes for at in addresses[first:last_one]]
             segment.is_small = (
-                True in known
-                if known
-                else bool(sizes) and max(sizes) <= MOST_SMALL_BYTES
+                True in known if known else bool(sizes) and max(sizes) <= MOST_SMALL_BYTES
             )
         return merged
 

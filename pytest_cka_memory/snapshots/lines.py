@@ -20,7 +20,7 @@ _UNKNOWN = {
     unpickling.IN_BACKWARD: "in a backward pass",
     unpickling.IN_OPTIMIZER: "in an optimizer's step",
 }
-NO_STACK = "no Python line: recorded without stacks, or in a thread of the backward pass"
+NO_STACK = "no Python line (a backward pass, or no stacks)"
 
 
 class Line(NamedTuple):

@@ -113,9 +113,7 @@ class Device:
 
     def events(self) -> Iterator[Event]:
         """Yield the events in their order."""
-        return map(
-            Event, self.actions, self.addresses, self.sizes, self.streams, self.pools
-        )
+        return map(Event, self.actions, self.addresses, self.sizes, self.streams, self.pools)
 
     @property
     def is_used(self) -> bool:
@@ -179,7 +177,14 @@ def _answer(path: Path, size: int) -> dict[str, Any]:
     refusal = f"cannot read {path} as a snapshot: "
     try:
         done = subprocess.run(
-            [sys.executable, "-m", unpickling.__name__, str(path.absolute()), str(memory), str(seconds)],
+            [
+                sys.executable,
+                "-m",
+                unpickling.__name__,
+                str(path.absolute()),
+                str(memory),
+                str(seconds),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -60,7 +60,9 @@ def _exactness(found: Trials) -> Iterator[str]:
     if not begin.segments:
         start = "it begins with nothing reserved"
     else:
-        start = f"it begins with {_mb(begin.reserved_bytes)} reserved, {_mb(begin.used_bytes)} in use"
+        start = (
+            f"it begins with {_mb(begin.reserved_bytes)} reserved, {_mb(begin.used_bytes)} in use"
+        )
         if exact.wrong_segments or exact.start_difference_bytes:
             start += (
                 f", which could not be rebuilt exactly: {exact.wrong_segments} of "
@@ -126,8 +128,7 @@ def _fits(trial: Trial) -> str:
     if trial.fits is None:
         return "-"
     if trial.fits:
-        # The cache is emptied each time, which waits for the card.
-        return f"yes, tight ({trial.retries:,})" if trial.retries else "yes"
+        return "yes, tight" if trial.is_tight else "yes"
     refused = trial.refused
     return "no" if refused is None else f"no, at event {refused.event:,}"
 
@@ -177,15 +178,15 @@ def _notes(found: Trials) -> Iterator[str]:
             f"note: the recording's card was full {counted(requests.releases, 'time')}, so that "
             "the allocator released its cache; rows are without that unless the card is full"
         )
-    if any(trial.retries for trial in found.trials):
+    if any(trial.is_tight for trial in found.trials):
         yield (
-            "note: tight means that the allocator empties its cache so many times to make room, "
-            "which waits for the card"
+            "note: tight means that the allocator gives memory back to the card to make room, which "
+            "takes time"
         )
     if requests.unclear_releases:
         yield (
             f"note: {requests.unclear_releases} of these may have been calls of empty_cache(): "
-            "the recording has no stacks to tell (stacks=\"python\" records them)"
+            'the recording has no stacks to tell (stacks="python" records them)'
         )
     if any("garbage_collection_threshold" in trial.settings for trial in found.trials):
         yield (
@@ -205,7 +206,9 @@ def written_by(found: Trials) -> str:
         known = "it has no allocator settings, which torch 2.3 and later write"
     else:
         known = "its events do not name pools, which newer versions than 2.9 write"
-    return f"the file does not say which torch version wrote it ({known}); the replay is by {_torch()}"
+    return (
+        f"the file does not say which torch version wrote it ({known}); the replay is by {_torch()}"
+    )
 
 
 def as_data(found: Trials) -> dict[str, Any]:
@@ -235,11 +238,10 @@ def _row(trial: Trial) -> dict[str, Any]:
         "reserved_bytes": run.reserved_bytes,
         "device_calls": run.device_calls,
         "fits": trial.fits,
-        "retries": trial.retries,
+        "tight": trial.is_tight,
         "refused": None if refused is None else asdict(refused),
     }
 
 
 def _mb(size: int) -> str:
     return f"{size / MB:,.1f} MB"
-

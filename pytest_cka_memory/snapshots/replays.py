@@ -52,8 +52,8 @@ class Replayed:
     end_reserved_bytes: int = 0
     device_calls: int = 0
     """How many times the allocator asked the card for memory: ``cudaMalloc`` or ``cuMemMap``."""
-    retries: int = 0
-    """How many times it released its cache because the card was full."""
+    device_frees: int = 0
+    """How many times it gave memory back to the card."""
     refused: Refused | None = None
     seconds: float = 0.0
     at: array[int] | None = None
@@ -140,7 +140,7 @@ def _replayed(
         result["reserved_bytes"],
         result["end_reserved_bytes"],
         result["device_calls"],
-        result["retries"],
+        result["device_frees"],
         None
         if refused is None
         else Refused(

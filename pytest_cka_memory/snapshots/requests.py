@@ -103,7 +103,13 @@ class _Maker:
         """Keys of blocks that are one with the gap behind them, until that is free."""
 
     def add(
-        self, action: int, key: int = 0, size: int = 0, stream: int = 0, pool: int = 0, event: int = 0
+        self,
+        action: int,
+        key: int = 0,
+        size: int = 0,
+        stream: int = 0,
+        pool: int = 0,
+        event: int = 0,
     ) -> None:
         made = self.made
         made.actions.append(action)

@@ -68,9 +68,7 @@ def kept_by_line(device: Device, state: ReserveState, lines: Lines) -> list[Kept
         state: its reserve.
         lines: writes the sites of the file.
     """
-    sites = {
-        block.address: block.site for segment in device.segments for block in segment.blocks
-    }
+    sites = {block.address: block.site for segment in device.segments for block in segment.blocks}
     found: dict[str, list[int]] = {}
     for part in state.partly_used:
         for line in {lines.text(sites.get(address, 0))[0] for address in part.blocks}:

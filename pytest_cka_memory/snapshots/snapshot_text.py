@@ -87,7 +87,7 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
         yield f"highest reserved  {_moment(found.reserved_peak, 'in use')}"
     else:
         yield "it has no events, only what was there at its end: record them before, with"
-        yield "  torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks=\"python\")"
+        yield '  torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")'
     live = found.live(found.peak)
     if device.actions:
         yield from _lines("in use at the peak, by line:", read.lines.grouped(live), _MOST_LINES)
@@ -176,7 +176,16 @@ def _refusal(read: Read, found: Analysis, refusal: Refusal) -> Iterator[str]:
 
 
 def _side_by_side(rows: Sequence[tuple[Read, Analysis]]) -> Iterator[str]:
-    head = ["file", "device", "events", "in use MB", "at event", "reserved MB", "end MB", "out of memory"]
+    head = [
+        "file",
+        "device",
+        "events",
+        "in use MB",
+        "at event",
+        "reserved MB",
+        "end MB",
+        "out of memory",
+    ]
     table = [head]
     for read, found in rows[:_MOST_ROWS]:
         table.append(

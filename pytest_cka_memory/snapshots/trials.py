@@ -49,9 +49,11 @@ class Trial:
         return None if self.on_card is None else self.on_card.refused
 
     @property
-    def retries(self) -> int:
-        """How many times the allocator has to release its cache to fit the card."""
-        return 0 if self.on_card is None else self.on_card.retries
+    def is_tight(self) -> bool:
+        """Whether the allocator has to give memory back to the card to make room for more."""
+        if self.on_card is None or not self.fits:
+            return False
+        return self.on_card.device_frees > self.unlimited.device_frees
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Trials:
 def _preference(trial: Trial) -> tuple[bool, bool, int, int, bool]:
     fits = trial.fits is not False
     reserved = trial.unlimited.reserved_bytes
-    return (not fits, fits and trial.retries > 0, reserved, len(trial.emptied), not trial.is_recorded)
+    return (not fits, trial.is_tight, reserved, len(trial.emptied), not trial.is_recorded)
 
 
 def tried(

@@ -64,7 +64,9 @@ def unpickled(file: BinaryIO) -> Any:
     except (WrongContentError, MemoryError):
         raise
     except Exception as error:  # whatever a damaged pickle makes of the unpickler
-        raise WrongContentError(f"it cannot be unpickled: {type(error).__name__}: {error}") from None
+        raise WrongContentError(
+            f"it cannot be unpickled: {type(error).__name__}: {error}"
+        ) from None
 
 
 def compacted(data: Any) -> dict[str, Any]:
@@ -129,7 +131,9 @@ class _Sites:
         found: list[int] = []
         first = -1
         known = self._known
-        for frame in stack if len(stack) <= _MOST_FRAMES_SEARCHED else stack[:_MOST_FRAMES_SEARCHED]:
+        for frame in (
+            stack if len(stack) <= _MOST_FRAMES_SEARCHED else stack[:_MOST_FRAMES_SEARCHED]
+        ):
             entry = known.get(id(frame))
             if entry is None:
                 entry = known[id(frame)] = self._new(frame)

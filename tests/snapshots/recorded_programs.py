@@ -40,7 +40,12 @@ def convolutions_of_changing_sizes(torch):
 def accumulated_gradients(torch):
     """Accumulates gradients over batches of several lengths, and evaluates between."""
     model = torch.nn.Sequential(
-        *(torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)) for _ in range(4))
+        *(
+            torch.nn.Sequential(
+                torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)
+            )
+            for _ in range(4)
+        )
     ).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters())
     for epoch in range(2):
@@ -82,7 +87,9 @@ def beams_that_are_reordered(torch):
     order = torch.zeros(beams, dtype=torch.long, device=DEVICE)
     for step in range(60):
         for layer in range(len(cache)):
-            cache[layer] = torch.cat([cache[layer], cache[layer][:, :, :1]], 2).index_select(0, order)
+            cache[layer] = torch.cat([cache[layer], cache[layer][:, :, :1]], 2).index_select(
+                0, order
+            )
         if step % 20 == 19:
             cache = [each[:, :, ::2].contiguous() for each in cache]
 
