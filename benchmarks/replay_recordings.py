@@ -1,7 +1,7 @@
-"""Replays recordings of real cards and compares the reserve after each allocation with the card's.
+"""Replays recordings of real cards and compares the reserve after each allocation.
 
-``python benchmarks/replay_recordings.py FOLDER`` takes each snapshot below a folder: ``*.pickle`` as
-``torch.cuda.memory._dump_snapshot`` writes them, and ``*.json.gz`` with the numbers of one alone
+``python benchmarks/replay_recordings.py FOLDER`` takes each snapshot below a folder: ``*.pickle``
+as ``torch.cuda.memory._dump_snapshot`` writes them, and ``*.json.gz`` with the numbers of one alone
 (``trace``: lists of action, address, bytes and stream; ``segments``; ``settings``). Recordings of
 other people are not in this repository. The result has one row for each device of each recording.
 """
@@ -110,9 +110,8 @@ def main() -> None:
                 rows.append({"recording": name, **row_of(snapshot, device)})
                 print(json.dumps(rows[-1]), flush=True)
     exact = [row for row in rows if row.get("differing") == 0]
-    print(
-        f"{len(exact)} of {len(rows)} are exact after each of {sum(row['allocations'] for row in exact):,} allocations"
-    )
+    count = sum(row["allocations"] for row in exact)
+    print(f"{len(exact)} of {len(rows)} are exact after each of {count:,} allocations")
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

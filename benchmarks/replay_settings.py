@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "snapshots"))
+PROGRAM_FILE = ROOT / "tests" / "snapshots" / "recorded_programs.py"
+sys.path.insert(0, str(PROGRAM_FILE.parent))
 
 import torch  # noqa: E402 - for its version
-from recorded_programs import PROGRAMS, SETTINGS, __file__ as PROGRAM_FILE  # noqa: E402
+from recorded_programs import PROGRAMS, SETTINGS  # noqa: E402
 
 from pytest_cka_memory.snapshots import replays  # noqa: E402
 from pytest_cka_memory.snapshots.reading import read  # noqa: E402
@@ -33,7 +34,7 @@ RESULT = ROOT / "benchmarks" / "results" / "replay-settings-torch-{torch}.json"
 def figures_under(folder: Path, setting: str) -> dict[str, dict[str, int]]:
     """Run the programs under a setting; return name -> the allocator's figures."""
     environment = {**os.environ, "PYTORCH_ALLOC_CONF": setting, "PYTORCH_CUDA_ALLOC_CONF": setting}
-    subprocess.run([sys.executable, PROGRAM_FILE, str(folder)], env=environment, check=True)
+    subprocess.run([sys.executable, str(PROGRAM_FILE), str(folder)], env=environment, check=True)
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in PROGRAMS}
 
 

@@ -15,6 +15,7 @@ import traceback
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,15 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: the path of a file of ``marshal``: a dict of ``requests`` (a dict of ``actions``,
             ``keys``, ``sizes``, ``streams`` and ``pools``, arrays as bytes, and ``texts``), of
-            ``runs`` (a list of dicts of ``settings``, ``attempts``, ``releases`` and ``emptied``, the
-            numbers of requests before which the cache is emptied) and of
-            ``total_bytes``; and the path of the file for the results, a list of dicts.
+            ``runs`` (a list of dicts of ``settings``, ``attempts``, ``releases`` and ``emptied``,
+            the numbers of requests before which the cache is emptied) and of ``total_bytes``; and the path of the file for the results, a list of dicts.
     """
     source, target = map(Path, arguments)
     job = marshal.loads(source.read_bytes())
     load(DEFAULT_CARD, total_bytes=job["total_bytes"], values=False)
     import torch  # noqa: F401 - imported before the forks
 
-    results = [_in_child(lambda run=run: _run(job["requests"], run)) for run in job["runs"]]
+    results = [_in_child(partial(_run, job["requests"], run)) for run in job["runs"]]
     target.write_bytes(marshal.dumps(results))
     return 0
 

@@ -195,7 +195,8 @@ def write_snapshot(folder: Path, nodeid: str, meter: "Meter") -> str:
     except OSError as error:
         path.unlink(missing_ok=True)
         return f"{_NONE}cannot write {path}: {error.strerror or error}"
-    return f"{path}: open it in PyTorch's memory viewer, or\n{_COMMANDS.format(shlex.quote(str(path)))}"
+    commands = _COMMANDS.format(shlex.quote(str(path)))
+    return f"{path}: open it in PyTorch's memory viewer, or\n{commands}"
 
 
 def _path(folder: Path, nodeid: str) -> Path:

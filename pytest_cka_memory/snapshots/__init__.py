@@ -1,1 +1,1 @@
-"""Snapshots that torch has written on any card: read, explained, and replayed on an emulated one."""
+"""Snapshots that torch wrote on any card: read, explained, and replayed on an emulated one."""

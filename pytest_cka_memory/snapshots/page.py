@@ -202,7 +202,8 @@ def _segments(segments: Sequence[Segment]) -> Iterator[str]:
             f"aria-label='{label}'><title>{label}</title><path d='{path}'/></svg></div>"
         )
     if len(segments) > len(drawn):
-        yield f"<p class='legend'>{len(segments) - len(drawn):,} smaller segments are not drawn.</p>"
+        left_out = counted(len(segments) - len(drawn), "smaller segment")
+        yield f"<p class='legend'>{left_out} not drawn.</p>"
 
 
 def _path(segment: Segment, most: int) -> tuple[str, int]:

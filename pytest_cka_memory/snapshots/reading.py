@@ -231,11 +231,15 @@ def _device(index: int, arrays: Mapping[str, Any]) -> Device:
     return Device(
         index,
         arrays["actions"],
-        *(array("Q", arrays[name]) for name in ("addresses", "sizes", "times")),
-        *(array("I", arrays[name]) for name in ("streams", "pools", "places")),
-        arrays["stream_names"],
-        arrays["pool_names"],
-        arrays["names_pools"],
+        addresses=array("Q", arrays["addresses"]),
+        sizes=array("Q", arrays["sizes"]),
+        times=array("Q", arrays["times"]),
+        streams=array("I", arrays["streams"]),
+        pools=array("I", arrays["pools"]),
+        places=array("I", arrays["places"]),
+        stream_names=arrays["stream_names"],
+        pool_names=arrays["pool_names"],
+        names_pools=arrays["names_pools"],
     )
 
 

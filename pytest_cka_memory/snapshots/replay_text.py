@@ -180,8 +180,8 @@ def _notes(found: Trials) -> Iterator[str]:
         )
     if any(trial.is_tight for trial in found.trials):
         yield (
-            "note: tight means that the allocator gives memory back to the card to make room, which "
-            "takes time"
+            "note: tight means that the allocator gives memory back to the card to make room, "
+            "which takes time"
         )
     if requests.unclear_releases:
         yield (

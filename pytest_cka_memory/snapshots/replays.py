@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from emulated_cuda import replaying
-from emulated_cuda.cards import CONTEXT_BYTES
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.snapshots.reading import ALLOC, Device
 from pytest_cka_memory.snapshots.requests import Requests, layout_of, recorded_reserve
@@ -101,7 +100,7 @@ def run(
     ]
 
 
-def _results(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _results(job: dict[str, Any]) -> list[dict[str, Any]]:
     environment = {name: text for name, text in os.environ.items() if name not in _VARIABLES}
     environment.pop("EMULATED_CUDA", None)  # of a process that emulates another card
     environment["CUDA_VISIBLE_DEVICES"] = "0"
@@ -218,9 +217,17 @@ def exactness(requests: Requests, device: Device, replayed: Replayed) -> Exactne
             differing += 1
             largest = max(largest, ours - recorded, recorded - ours)
             first = first or (until, recorded, ours)
-    wrong = _wrong_segments(requests, replayed)
+    event_number, recorded_then, replayed_then = first or (None, 0, 0)
     return Exactness(
-        start, wrong, allocations, growths, differing, *(first or (None, 0, 0)), largest
+        start_difference_bytes=start,
+        wrong_segments=_wrong_segments(requests, replayed),
+        allocations=allocations,
+        growths=growths,
+        differing=differing,
+        first_event=event_number,
+        first_recorded_bytes=recorded_then,
+        first_replayed_bytes=replayed_then,
+        largest_bytes=largest,
     )
 
 
@@ -241,7 +248,7 @@ def _wrong_segments(requests: Requests, replayed: Replayed) -> int:
         (size, is_small, [tuple(block) for block in _merged(blocks)])
         for _, size, _, is_small, _, blocks in sorted(replayed.layout)
     ]
-    # The order matters: of two blocks of one size, the allocator takes the one at the lower address.
+    # The order matters: of two blocks of one size, the allocator takes that at the lower address.
     # Only the address ranges of expandable segments lie anywhere.
     expandable = any(segment.is_expandable for segment in requests.beginning.segments)
     if wanted == found or (expandable and sorted(wanted) == sorted(found)):

@@ -75,12 +75,14 @@ def requests_of(snapshot: Snapshot, device: Device) -> Requests:
     """Return the requests that a recording of a device consists of."""
     beginning = beginning_of(device)
     made = Requests(
-        bytearray(),
-        *(array("Q") for _ in range(2)),
-        *(array("I") for _ in range(2)),
-        [],
-        array("I"),
-        beginning,
+        actions=bytearray(),
+        keys=array("Q"),
+        sizes=array("Q"),
+        streams=array("I"),
+        pools=array("I"),
+        texts=[],
+        of_event=array("I"),
+        beginning=beginning,
     )
     maker = _Maker(made)
     if beginning.segments:

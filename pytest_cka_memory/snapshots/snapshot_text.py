@@ -97,8 +97,9 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
     if len(found.refusals) > _MOST_REFUSALS:
         yield f"and out of memory at {len(found.refusals) - _MOST_REFUSALS:,} earlier events"
     end = read.lines.grouped(found.live(found.end))
-    title = f"in use at the end: {_mb(found.end.used_bytes)} of {_mb(found.end.reserved_bytes)} reserved"
-    yield from _lines(f"{title}, by line:", end, _FEWER_LINES if device.actions else _MOST_LINES)
+    used, reserved = found.end.used_bytes, found.end.reserved_bytes
+    title = f"in use at the end: {_mb(used)} of {_mb(reserved)} reserved, by line:"
+    yield from _lines(title, end, _FEWER_LINES if device.actions else _MOST_LINES)
     yield from _reserve(read, found)
     if read.snapshot.host_events:
         yield (
@@ -215,8 +216,8 @@ def _difference(old: Read, new: Read) -> Iterator[str]:
         total = after.peak.used_bytes - before.peak.used_bytes
         reserved = after.reserved_peak.reserved_bytes - before.reserved_peak.reserved_bytes
         yield (
-            f"cuda:{after.device.index}: {total / MB:+,.1f} MB at the peak, {reserved / MB:+,.1f} MB "
-            f"reserved, from {old.name} to {new.name}"
+            f"cuda:{after.device.index}: {total / MB:+,.1f} MB at the peak, "
+            f"{reserved / MB:+,.1f} MB reserved, from {old.name} to {new.name}"
         )
         if not rows:
             yield "  each line has as much at the peak as before"

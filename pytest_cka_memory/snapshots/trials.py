@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from emulated_cuda.cards import CONTEXT_BYTES
 from pytest_cka_memory.snapshots import replays
 from pytest_cka_memory.snapshots import settings as allocator_settings
 from pytest_cka_memory.snapshots.reading import OUT_OF_MEMORY, Device, Snapshot
 from pytest_cka_memory.snapshots.replays import Exactness, Refused, Replayed, Run
 from pytest_cka_memory.snapshots.requests import Requests, recorded_reserve, requests_of
 
+_Tried = tuple[str, tuple[int, ...], Replayed]
+"""Settings, the requests before which the cache is emptied, and what the run took."""
 _MOST_EMPTIED = 3
 """A program would hardly empty its cache at more moments than these."""
 _LEAST_GAIN = 0.01
@@ -84,7 +87,8 @@ class Trials:
 def _preference(trial: Trial) -> tuple[bool, bool, int, int, bool]:
     fits = trial.fits is not False
     reserved = trial.unlimited.reserved_bytes
-    return (not fits, trial.is_tight, reserved, len(trial.emptied), not trial.is_recorded)
+    emptied = len(trial.emptied)
+    return (not fits, trial.is_tight, reserved, emptied, not trial.is_recorded)
 
 
 def tried(
@@ -120,7 +124,9 @@ def tried(
         snapshot, device, requests, found, error, usable_bytes, of_recording is not None
     )
     emptied = _emptied(requests, own, unlimited[0])
-    runs = [(text, (), replayed) for text, replayed in zip(texts, unlimited, strict=True)]
+    runs: list[_Tried] = [
+        (text, (), replayed) for text, replayed in zip(texts, unlimited, strict=True)
+    ]
     if emptied is not None:
         runs.insert(1, (own, emptied[0], emptied[1]))
     on_card = _on_card(requests, runs, usable_bytes)
@@ -194,13 +200,13 @@ def _highest(replayed: Replayed, first: int) -> int | None:
 
 def _on_card(
     requests: Requests,
-    runs: Sequence[tuple[str, tuple[int, ...], Replayed]],
+    runs: Sequence[_Tried],
     usable_bytes: int | None,
 ) -> dict[int, Replayed]:
     """Return number of a run -> its replay on the card, where its figures do not decide."""
     if usable_bytes is None:
         return {}
-    total = usable_bytes + replays.CONTEXT_BYTES
+    total = usable_bytes + CONTEXT_BYTES
     numbers = [
         number
         for number, (_, _, replayed) in enumerate(runs)

@@ -1,4 +1,4 @@
-"""The process that reads a file of a stranger: ``python -m pytest_cka_memory.snapshots.unpickling``.
+"""The process that reads the file of a stranger.
 
 A pickle can call any function and can ask for any amount of memory. This process admits only
 builtin types, and has limits on memory and time that its parent sets; a file that exceeds them ends
@@ -63,7 +63,7 @@ def unpickled(file: BinaryIO) -> Any:
         return _BuiltinsOnly(file).load()
     except (WrongContentError, MemoryError):
         raise
-    except Exception as error:  # whatever a damaged pickle makes of the unpickler
+    except Exception as error:  # whatever a damaged pickle does to the unpickler
         raise WrongContentError(
             f"it cannot be unpickled: {type(error).__name__}: {error}"
         ) from None
