@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the path of a file of ``marshal``: a dict of ``requests`` (a dict of ``actions``,
             ``keys``, ``sizes``, ``streams`` and ``pools``, arrays as bytes, and ``texts``), of
             ``runs`` (a list of dicts of ``settings``, ``attempts``, ``releases`` and ``emptied``,
-            the numbers of requests before which the cache is emptied) and of ``total_bytes``; and the path of the file for the results, a list of dicts.
+            the numbers of requests before which the cache is emptied) and of ``total_bytes``;
+            and the path of the file for the results, a list of dicts.
     """
     source, target = map(Path, arguments)
     job = marshal.loads(source.read_bytes())

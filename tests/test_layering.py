@@ -14,7 +14,7 @@ PICTURES = {
     "pytest_cka_memory": """
         __main__
         cli            plugin
-        stored         integrations
+        stored         integrations snapshots
         reports        notebook
         measure        testing      hookspecs
         holders
@@ -25,7 +25,7 @@ PICTURES = {
     """,
     "emulated_cuda": """
         __main__
-        running        site           smi
+        running        site           smi            replaying
         loading
         activation
         triton

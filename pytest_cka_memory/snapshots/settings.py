@@ -79,8 +79,8 @@ def rounding(settings: Mapping[str, Any]) -> Callable[[int], int]:
     """
     divisions = settings.get("roundup_power2_divisions")
     table = divisions if isinstance(divisions, dict) else {}
-    by_exponent = {
-        int(size).bit_length() - 1: number
+    by_exponent: dict[int, int] = {
+        int(size).bit_length() - 1: int(number)
         for size, number in table.items()
         if size.isdigit() and number > 1
     }

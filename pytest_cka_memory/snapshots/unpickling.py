@@ -167,7 +167,7 @@ class _Sites:
 def _flags(file: str, name: str) -> int:
     if "torch/optim/" in file:
         return IN_OPTIMIZER
-    if name in ("backward", "grad", "_engine_run_backward") and "torch/" in file:
+    if "torch/autograd/" in file and "function.py" not in file:
         return IN_BACKWARD
     if "torch/nn/modules/module.py" in file:
         return IN_MODULE if name.endswith("call_impl") else IN_CONVERSION
