@@ -243,13 +243,8 @@ def _device(index: int, arrays: Mapping[str, Any]) -> Device:
     )
 
 
-_MOST_DEVICES = 1024
-
-
 def _add_segment(devices: list[Device], row: Sequence[Any]) -> None:
     number, address, size, stream, pool, is_small, is_expandable, blocks = row
-    if number >= _MOST_DEVICES:
-        raise ReportError(f"it has a segment of device {number}, and no machine has so many")
     while len(devices) <= number:
         empty = (array("Q"), array("Q"), array("Q"), array("I"), array("I"), array("I"))
         devices.append(Device(len(devices), b"", *empty, [], [DEFAULT_POOL], False))

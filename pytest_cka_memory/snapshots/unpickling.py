@@ -29,6 +29,7 @@ IN_OPTIMIZER, IN_BACKWARD, IN_MODULE, IN_CONVERSION, IN_EMPTY_CACHE, IN_GRAPH = 
 """Flags of a site: which functions of torch its stack has."""
 MOST_EVENTS = 20_000_000
 MOST_BLOCKS = 20_000_000
+MOST_DEVICES = 1024
 _MOST_USER_FRAMES = 4
 _MOST_FRAMES_SEARCHED = 512
 _MOST_TEXT = 1000
@@ -85,7 +86,7 @@ def compacted(data: Any) -> dict[str, Any]:
         )
     traces, segments = data.get("device_traces", []), data.get("segments", [])
     _require(type(traces) is list and type(segments) is list, "its lists are not lists")
-    _require(len(traces) <= 1024, f"it has traces of {len(traces):,} devices")
+    _require(len(traces) <= MOST_DEVICES, f"it has traces of {len(traces):,} devices")
     sites = _Sites()
     devices = [_Events(sites).read(trace, number) for number, trace in enumerate(traces)]
     blocks = _segments(segments, sites)
@@ -288,8 +289,10 @@ def _segment(segment: Any, sites: _Sites) -> tuple[Any, ...]:
         blocks.append((own, size, requested, min(state, 2), sites.of(block.get("frames"))))
         at = own + size
     pool = segment.get("segment_pool_id")
+    device = _size(segment.get("device", 0))
+    _require(device < MOST_DEVICES, f"it has a segment of device {device:,}")
     return (
-        _size(segment.get("device", 0)),
+        device,
         address,
         _size(segment["total_size"]),
         _size(segment.get("stream", 0)),

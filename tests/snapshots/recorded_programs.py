@@ -1,8 +1,9 @@
 """Programs that are recorded and replayed, of four kinds; each takes less than a second.
 
-``python recorded_programs.py FOLDER [NAME ...]`` runs each on an emulated card, in a process of its
-own, and writes ``NAME.pickle``, as torch does, and ``NAME.json`` with the allocator's own figures.
-Settings are those of ``PYTORCH_ALLOC_CONF``.
+``python recorded_programs.py FOLDER [late|wrapped] [NAME ...]`` runs each on an emulated card, in a
+process of its own, and writes ``NAME.pickle``, as torch does, and ``NAME.json`` with the allocator's own figures.
+Settings are those of ``PYTORCH_ALLOC_CONF``. A ``late`` recording begins in the middle of a
+program, and of a ``wrapped`` one only the last events are kept.
 """
 
 import json
@@ -221,16 +222,19 @@ def record(torch, program, path, *, entries=1_000_000, late=False):
 
 def main(arguments):
     """Run programs, each in a forked process."""
-    folder = Path(arguments[0])
+    folder, *names = arguments
+    folder = Path(folder)
+    kind = names.pop(0) if names and names[0] in ("late", "wrapped") else ""
+    more = {"late": {"late": True}, "wrapped": {"entries": 60}, "": {}}[kind]
     emulated_cuda.load("h100", total_bytes=2**39, values=False)
     import torch
 
-    for name in arguments[1:] or PROGRAMS:
+    for name in names or PROGRAMS:
         process = os.fork()
         if process == 0:
             status = 1
             try:
-                record(torch, PROGRAMS[name], folder / f"{name}.pickle")
+                record(torch, PROGRAMS[name], folder / f"{name}.pickle", **more)
                 status = 0
             finally:
                 sys.stderr.flush()
