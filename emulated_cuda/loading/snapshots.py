@@ -40,8 +40,9 @@ def _write(path: Path) -> None:
     target = _own(path)
     with suppress(Exception):  # a program that was measured must not end by an error of this
         torch_private.dump_history(str(target))
+        shown = os.path.relpath(target) if target.is_relative_to(Path.cwd()) else str(target)
         print(
-            f"emulated_cuda: {target}: python -m pytest_cka_memory snapshot {target}, or replay",
+            f"emulated_cuda: {shown}: python -m pytest_cka_memory snapshot {shown}, or replay",
             file=sys.stderr,
         )
 

@@ -34,9 +34,12 @@ def lines(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
     )
     yield from _exactness(found)
     yield ""
-    yield from _table(found, lines_of, card)
+    if found.usable_bytes is not None:
+        name = "the recording's card" if found.is_card_recorded else card
+        yield f"fits: whether {name} is enough, which has {_mb(found.usable_bytes)} for a program"
+    yield from _table(found)
     yield ""
-    yield from _advice(found, lines_of, card)
+    yield from _advice(found, lines_of)
     yield from _notes(found)
 
 
@@ -88,9 +91,9 @@ def _exactness(found: Trials) -> Iterator[str]:
         yield f"{counted(begin.lost_blocks, 'event')} of the recording contradict each other"
 
 
-def _table(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
-    fits = _card_text(found, card)
-    head = ["setting", "in use MB", "reserved MB", *([fits] if fits else []), "calls"]
+def _table(found: Trials) -> Iterator[str]:
+    fits = found.usable_bytes is not None
+    head = ["setting", "in use MB", "reserved MB", *(["fits"] if fits else []), "calls"]
     rows = [head]
     for trial in found.trials:
         run = trial.unlimited
@@ -105,13 +108,6 @@ def _table(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
     for row in rows:
         first = row[0].ljust(widths[0])
         yield "  ".join([first, *(cell.rjust(widths[at]) for at, cell in enumerate(row) if at)])
-
-
-def _card_text(found: Trials, card: str) -> str:
-    if found.usable_bytes is None:
-        return ""
-    name = "the recording's card" if found.is_card_recorded else (card or "the card")
-    return f"fits {name} ({found.usable_bytes / MB:,.0f} MB)"
 
 
 def _label(trial: Trial, knows_settings: bool) -> str:
@@ -133,7 +129,7 @@ def _fits(trial: Trial) -> str:
     return "no" if refused is None else f"no, at event {refused.event:,}"
 
 
-def _advice(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
+def _advice(found: Trials, lines_of: Lines) -> Iterator[str]:
     best = found.best
     own = found.trials[0]
     if best is None or own.unlimited.error:
