@@ -213,7 +213,8 @@ def parser() -> argparse.ArgumentParser:
 def _snapshot_setting(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
-    return {snapshots.SETTING: str(path.absolute()), snapshots.RUNNER: os.getpid()}
+    path.unlink(missing_ok=True)  # the program, which is the first process, makes it again
+    return {snapshots.SETTING: str(path.absolute())}
 
 
 def _bytes(text: str) -> int:

@@ -22,7 +22,7 @@ from emulated_cuda.errors import DeviceError
 
 VARIABLE = "EMULATED_CUDA"
 """The arguments of ``load`` as JSON, and what :data:`_OTHERS` names."""
-_OTHERS = ("records", "machine", "snapshot", "runner")
+_OTHERS = ("records", "machine", "snapshot")
 """What else it has: a folder for :mod:`.records`, a name for the processes that share cards, and
 what :mod:`.snapshots` writes."""
 PYTHON_VARIABLE = "EMULATED_CUDA_PYTHON"

@@ -182,7 +182,7 @@ def _notes(found: Trials) -> Iterator[str]:
     if requests.unclear_releases:
         yield (
             f"note: {requests.unclear_releases} of these may have been calls of empty_cache(): "
-            'the recording has no stacks to tell (stacks="python" records them)'
+            "the recording has no Python stack there"
         )
     if any("garbage_collection_threshold" in trial.settings for trial in found.trials):
         yield (

@@ -111,8 +111,13 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
 
 
 def _reserve(read: Read, found: Analysis) -> Iterator[str]:
-    """Yield what the reserve at the end consists of, and what keeps its free parts."""
-    if not found.device.segments:
+    """Yield what the reserve at the end consists of, and what keeps its free parts.
+
+    Nothing is yielded if the program has freed its memory after it ran out: then the reserve at the
+    end is not what filled the card.
+    """
+    used = [refusal.moment.used_bytes for refusal in found.refusals]
+    if not found.device.segments or (used and found.end.used_bytes < max(used) / 2):
         return
     state = reserve.explained(read.snapshot, found.device)
     yield "the reserve at the end:"

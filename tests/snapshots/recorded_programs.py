@@ -2,8 +2,8 @@
 
 ``python recorded_programs.py FOLDER [late|wrapped] [NAME ...]`` runs each on an emulated card, in a
 process of its own, and writes ``NAME.pickle``, as torch does, and ``NAME.json`` with the
-allocator's own figures. Settings are those of ``PYTORCH_ALLOC_CONF``. A ``late`` recording begins in the middle of a
-program, and of a ``wrapped`` one only the last events are kept.
+allocator's own figures. Settings are those of ``PYTORCH_ALLOC_CONF``. A ``late`` recording begins
+in the middle of a program, and of a ``wrapped`` one only the last events are kept.
 """
 
 import json
