@@ -21,7 +21,7 @@ from typing import Any
 from pytest_cka_memory.errors import CkaMemoryError
 from pytest_cka_memory.snapshots import replays, settings
 from pytest_cka_memory.snapshots.reading import Device, Snapshot, read
-from pytest_cka_memory.snapshots.requests import requests_of
+from pytest_cka_memory.snapshots.request_list import requests_of
 
 BLOCK = ("address", "size", "requested_size", "state")
 
@@ -70,23 +70,23 @@ def snapshots(folder: Path) -> Iterator[tuple[Path, Snapshot | CkaMemoryError]]:
 def row_of(snapshot: Snapshot, device: Device) -> dict[str, Any]:
     """Return how one device's recording is replayed."""
     begun = time.perf_counter()
-    requests = requests_of(snapshot, device)
+    request_list = requests_of(snapshot, device)
     text = settings.recorded(snapshot.settings)
-    (replayed,) = replays.run(requests, [replays.Run(text, attempts=False, releases=True)])
+    (replayed,) = replays.run(request_list, [replays.Run(text, attempts=False, releases=True)])
     row: dict[str, Any] = {
         "device": device.index,
         "settings": text,
         "events": len(device),
         "streams": len(set(device.streams)),
         "pools": len(set(device.pools)),
-        "out_of_memory": requests.attempts,
-        "releases_of_a_full_card": requests.releases,
-        "start_reserved_bytes": requests.beginning.reserved_bytes,
+        "out_of_memory": request_list.attempts,
+        "releases_of_a_full_card": request_list.releases,
+        "start_reserved_bytes": request_list.beginning.reserved_bytes,
         "seconds": round(time.perf_counter() - begun, 1),
     }
     if replayed.error or replayed.refused:
         return {**row, "error": replayed.error or "the card had no memory left"}
-    found = replays.exactness(requests, device, replayed)
+    found = replays.exactness(request_list, device, replayed)
     return {**row, **vars(found)}
 
 

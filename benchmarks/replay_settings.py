@@ -26,7 +26,7 @@ from recorded_programs import PROGRAMS, SETTINGS  # noqa: E402
 from pytest_cka_memory.snapshots import replays  # noqa: E402
 from pytest_cka_memory.snapshots.reading import read  # noqa: E402
 from pytest_cka_memory.snapshots.replays import Run  # noqa: E402
-from pytest_cka_memory.snapshots.requests import requests_of  # noqa: E402
+from pytest_cka_memory.snapshots.request_list import requests_of  # noqa: E402
 
 RESULT = ROOT / "benchmarks" / "results" / "replay-settings-torch-{torch}.json"
 
@@ -50,9 +50,9 @@ def rows() -> list[dict[str, Any]]:
         for name in PROGRAMS:
             snapshot = read(Path(folder, "0", f"{name}.pickle"))
             (device,) = snapshot.devices
-            requests = requests_of(snapshot, device)
+            request_list = requests_of(snapshot, device)
             runs = [Run(setting) for setting in SETTINGS]
-            for setting, replayed in zip(SETTINGS, replays.run(requests, runs), strict=True):
+            for setting, replayed in zip(SETTINGS, replays.run(request_list, runs), strict=True):
                 figures = own[setting][name]
                 row = {
                     "program": name,

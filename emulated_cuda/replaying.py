@@ -7,7 +7,6 @@ once and forks for each run, because a setting of the allocator belongs to a pro
 from __future__ import annotations
 
 import ctypes
-import marshal
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from emulated_cuda.cards import DEFAULT_CARD
 from emulated_cuda.loading import checks
 from emulated_cuda.loading.loaded import load
+from emulated_cuda.packing import packed, unpacked
 
 ALLOCATE, FREE, EMPTY_CACHE, RELEASE, ATTEMPT, DROP_POOL, BEGIN, SET = range(8)
 """What a request asks for.
@@ -39,19 +39,19 @@ def main(arguments: Sequence[str]) -> int:
     """Make the requests of one file, once for each run that it has.
 
     Args:
-        arguments: the path of a file of ``marshal``: a dict of ``requests`` (a dict of ``actions``,
-            ``keys``, ``sizes``, ``streams`` and ``pools``, arrays as bytes, and ``texts``), of
-            ``runs`` (a list of dicts of ``settings``, ``attempts``, ``releases`` and ``emptied``,
-            the numbers of requests before which the cache is emptied) and of ``total_bytes``;
-            and the path of the file for the results, a list of dicts.
+        arguments: the path of a file of :mod:`.packing`, and that of the file for the results, a
+            list of dicts. The first has a dict of ``requests`` (a dict of ``actions``, ``keys``,
+            ``sizes``, ``streams`` and ``pools``, arrays as bytes, and ``texts``), of ``runs`` (a
+            list of dicts of ``settings``, ``attempts``, ``releases`` and ``emptied``, the numbers
+            of requests before which the cache is emptied) and of ``total_bytes``.
     """
     source, target = map(Path, arguments)
-    job = marshal.loads(source.read_bytes())
+    job = unpacked(source.read_bytes())
     load(DEFAULT_CARD, total_bytes=job["total_bytes"], values=False)
     import torch  # noqa: F401 - imported before the forks
 
     results = [_in_child(partial(_run, job["requests"], run)) for run in job["runs"]]
-    target.write_bytes(marshal.dumps(results))
+    target.write_bytes(packed(results))
     return 0
 
 
@@ -67,7 +67,7 @@ def _in_child(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(marshal.dumps(result))
+            pipe.write(packed(result))
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
@@ -75,7 +75,7 @@ def _in_child(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     _, status = os.waitpid(process, 0)
     if not answer:
         return {"error": f"the process ended with status {os.waitstatus_to_exitcode(status)}"}
-    found: dict[str, Any] = marshal.loads(answer)
+    found: dict[str, Any] = unpacked(answer)
     return found
 
 
@@ -164,11 +164,11 @@ class _Device:
         self._torch.cuda.reset_accumulated_memory_stats()
 
 
-def _run(requests: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+def _run(request_list: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     device = _Device()
     if run["settings"]:
         device.set(run["settings"])
-    replay = _Replay(device, requests, run)
+    replay = _Replay(device, request_list, run)
     begun = time.perf_counter()
     replay.make_all()
     return {**replay.result(), **device.figures(), "seconds": time.perf_counter() - begun}
@@ -178,9 +178,9 @@ class _Replay:
     """Makes the requests, and notes the reserve where it changes."""
 
     def __init__(
-        self, device: _Device, requests: Mapping[str, Any], run: Mapping[str, Any]
+        self, device: _Device, request_list: Mapping[str, Any], run: Mapping[str, Any]
     ) -> None:
-        self._device, self._requests, self._settings = device, requests, run
+        self._device, self._requests, self._settings = device, request_list, run
         self._at, self._levels = array("I"), array("Q")
         """Numbers of requests that have changed the reserve, and the reserve then."""
         self._live: dict[int, int] = {}

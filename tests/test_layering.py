@@ -32,7 +32,7 @@ PICTURES = {
         values
         preparation
         torch_private  triton_private tried_torch
-        torch_versions cards          threads        imports
+        torch_versions cards          threads        imports        packing
         errors
     """,
     "cka": """

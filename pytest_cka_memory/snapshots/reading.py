@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import subprocess
 import sys
 from array import array
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from emulated_cuda.packing import unpacked
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.units import format_with_unit
@@ -191,7 +191,7 @@ def _answer(path: Path, size: int) -> dict[str, Any]:
             timeout=10 * seconds,  # the limit above is on the time that it computes
             check=False,
         )
-        kind, found = marshal.loads(done.stdout)
+        kind, found = unpacked(done.stdout)
     except (ValueError, EOFError, TypeError, subprocess.TimeoutExpired):
         raise ReportError(
             f"{refusal}it took more than {seconds} s or {format_with_unit(memory)}, which no "
@@ -238,7 +238,7 @@ def _device(index: int, arrays: Mapping[str, Any]) -> Device:
         pools=array("I", arrays["pools"]),
         places=array("I", arrays["places"]),
         stream_names=arrays["stream_names"],
-        pool_names=arrays["pool_names"],
+        pool_names=[tuple(pool) for pool in arrays["pool_names"]],
         names_pools=arrays["names_pools"],
     )
 
@@ -254,7 +254,7 @@ def _add_segment(devices: list[Device], row: Sequence[Any]) -> None:
         address,
         size,
         _number_of(stream, device.stream_names),
-        _number_of(pool or DEFAULT_POOL, device.pool_names),
+        _number_of(tuple(pool or DEFAULT_POOL), device.pool_names),
         is_small,
         is_expandable,
         tuple(Block(*block) for block in blocks),

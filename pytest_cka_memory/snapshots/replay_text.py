@@ -55,7 +55,7 @@ def _torch() -> str:
 
 
 def _exactness(found: Trials) -> Iterator[str]:
-    begin = found.requests.beginning
+    begin = found.request_list.beginning
     exact = found.exactness
     if exact is None:
         yield f"not compared with the recording: {one_line(found.error)}"
@@ -160,8 +160,8 @@ def _what(trial: Trial, lines_of: Lines, found: Trials) -> str:
 
 
 def _notes(found: Trials) -> Iterator[str]:
-    requests = found.requests
-    begin = requests.beginning
+    request_list = found.request_list
+    begin = request_list.beginning
     own = found.trials[0].unlimited
     if begin.reserved_bytes > _LARGE_START * max(1, own.reserved_bytes):
         yield (
@@ -169,19 +169,19 @@ def _notes(found: Trials) -> Iterator[str]:
             "memory that the recording begins with; record from the program's start to compare "
             "settings for all of it"
         )
-    if requests.releases:
+    if request_list.releases:
         yield (
-            f"note: the recording's card was full {counted(requests.releases, 'time')}, so that "
-            "the allocator released its cache; rows are without that unless the card is full"
+            f"note: the recording's card was full {counted(request_list.releases, 'time')}, so "
+            "that the allocator released its cache; rows are without that unless the card is full"
         )
     if any(trial.is_tight for trial in found.trials):
         yield (
             "note: tight means that the allocator gives memory back to the card to make room, "
             "which takes time"
         )
-    if requests.unclear_releases:
+    if request_list.unclear_releases:
         yield (
-            f"note: {requests.unclear_releases} of these may have been calls of empty_cache(): "
+            f"note: {request_list.unclear_releases} of these may have been calls of empty_cache(): "
             "the recording has no Python stack there"
         )
     if any("garbage_collection_threshold" in trial.settings for trial in found.trials):
@@ -215,8 +215,8 @@ def as_data(found: Trials) -> dict[str, Any]:
         "emulated": True,
         "torch": _torch(),
         "usable_bytes": found.usable_bytes,
-        "start_reserved_bytes": found.requests.beginning.reserved_bytes,
-        "start_used_bytes": found.requests.beginning.used_bytes,
+        "start_reserved_bytes": found.request_list.beginning.reserved_bytes,
+        "start_used_bytes": found.request_list.beginning.used_bytes,
         "exactness": None if found.exactness is None else asdict(found.exactness),
         "trials": [_row(trial) for trial in found.trials],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from emulated_cuda import replaying
+from emulated_cuda.packing import packed, unpacked
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.snapshots.reading import ALLOC, Device
-from pytest_cka_memory.snapshots.requests import Requests, layout_of, recorded_reserve
+from pytest_cka_memory.snapshots.request_list import Requests, layout_of, recorded_reserve
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 UNLIMITED_BYTES = 2**39
@@ -78,12 +78,12 @@ class Run(NamedTuple):
 
 
 def run(
-    requests: Requests, runs: Sequence[Run], *, total_bytes: int = UNLIMITED_BYTES
+    request_list: Requests, runs: Sequence[Run], *, total_bytes: int = UNLIMITED_BYTES
 ) -> list[Replayed]:
     """Replay requests on an emulated card, several times.
 
     Args:
-        requests: what is replayed.
+        request_list: what is replayed.
         runs: how.
         total_bytes: memory of the card. The CUDA context takes 512 MB of it.
 
@@ -93,9 +93,9 @@ def run(
     if not runs:
         return []
     rows = [each._asdict() for each in runs]
-    job = {"requests": requests.as_data(), "runs": rows, "total_bytes": total_bytes}
+    job = {"requests": request_list.as_data(), "runs": rows, "total_bytes": total_bytes}
     return [
-        _replayed(each.settings, total_bytes, requests, result)
+        _replayed(each.settings, total_bytes, request_list, result)
         for each, result in zip(runs, _results(job), strict=True)
     ]
 
@@ -106,7 +106,7 @@ def _results(job: dict[str, Any]) -> list[dict[str, Any]]:
     environment["CUDA_VISIBLE_DEVICES"] = "0"
     with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-replay-") as folder:
         source, target = Path(folder, "job"), Path(folder, "results")
-        source.write_bytes(marshal.dumps(job))
+        source.write_bytes(packed(job))
         done = subprocess.run(
             [sys.executable, "-m", replaying.__name__, str(source), str(target)],
             env=environment,
@@ -121,12 +121,12 @@ def _results(job: dict[str, Any]) -> list[dict[str, Any]]:
             lines = done.stderr.strip().splitlines()
             reason = lines[-1] if lines else f"its process ended with status {done.returncode}"
             raise ReportError(f"cannot replay here: {reason}")
-        results: list[dict[str, Any]] = marshal.loads(target.read_bytes())
+        results: list[dict[str, Any]] = unpacked(target.read_bytes())
     return results
 
 
 def _replayed(
-    settings: str, total_bytes: int, requests: Requests, result: Mapping[str, Any]
+    settings: str, total_bytes: int, request_list: Requests, result: Mapping[str, Any]
 ) -> Replayed:
     if "error" in result:
         return Replayed(settings, total_bytes, result["error"])
@@ -143,7 +143,7 @@ def _replayed(
         None
         if refused is None
         else Refused(
-            requests.of_event[refused["request"]], refused["bytes"], refused["free_bytes"]
+            request_list.of_event[refused["request"]], refused["bytes"], refused["free_bytes"]
         ),
         result["seconds"],
         array("I", result["at"]),
@@ -179,28 +179,28 @@ class Exactness:
         return not self.differing and not self.start_difference_bytes
 
 
-def exactness(requests: Requests, device: Device, replayed: Replayed) -> Exactness:
+def exactness(request_list: Requests, device: Device, replayed: Replayed) -> Exactness:
     """Compare the reserve of a replay with the recorded one after each allocation.
 
     Args:
-        requests: what was replayed, with ``releases`` and without ``attempts``.
+        request_list: what was replayed, with ``releases`` and without ``attempts``.
         device: the recording.
         replayed: the result under the recording's own settings.
     """
-    begin = requests.beginning
+    begin = request_list.beginning
     assert replayed.at is not None
     assert replayed.levels is not None
     changes = dict(recorded_reserve(device, begin.reserved_bytes))
-    ours = _level_before(replayed, requests.first)
+    ours = _level_before(replayed, request_list.first)
     start = ours - begin.reserved_bytes
     recorded = begin.reserved_bytes
     own = iter(zip(replayed.at, replayed.levels, strict=True))
     pending = next(own, None)
     allocations = differing = growths = largest = 0
     first: tuple[int, int, int] | None = None
-    event_numbers = requests.of_event
+    event_numbers = request_list.of_event
     event = 0
-    for number in range(requests.first, len(requests.actions)):
+    for number in range(request_list.first, len(request_list.actions)):
         until = event_numbers[number]
         while event <= until:
             level = changes.get(event, recorded)
@@ -220,7 +220,7 @@ def exactness(requests: Requests, device: Device, replayed: Replayed) -> Exactne
     event_number, recorded_then, replayed_then = first or (None, 0, 0)
     return Exactness(
         start_difference_bytes=start,
-        wrong_segments=_wrong_segments(requests, replayed),
+        wrong_segments=_wrong_segments(request_list, replayed),
         allocations=allocations,
         growths=growths,
         differing=differing,
@@ -238,11 +238,11 @@ def _level_before(replayed: Replayed, request: int) -> int:
     return replayed.levels[at - 1] if at else 0
 
 
-def _wrong_segments(requests: Requests, replayed: Replayed) -> int:
+def _wrong_segments(request_list: Requests, replayed: Replayed) -> int:
     """Return how many segments at the begin are not as the recording had them."""
     wanted = [
         (segment["bytes"], segment["is_small"], segment["blocks"])
-        for segment in layout_of(requests.beginning)
+        for segment in layout_of(request_list.beginning)
     ]
     found = [
         (size, is_small, [tuple(block) for block in _merged(blocks)])
@@ -250,7 +250,7 @@ def _wrong_segments(requests: Requests, replayed: Replayed) -> int:
     ]
     # The order matters: of two blocks of one size, the allocator takes that at the lower address.
     # Only the address ranges of expandable segments lie anywhere.
-    expandable = any(segment.is_expandable for segment in requests.beginning.segments)
+    expandable = any(segment.is_expandable for segment in request_list.beginning.segments)
     if wanted == found or (expandable and sorted(wanted) == sorted(found)):
         return 0
     missing = Counter(map(_hashable, wanted))

@@ -10,7 +10,7 @@ from pytest_cka_memory.snapshots import replays
 from pytest_cka_memory.snapshots import settings as allocator_settings
 from pytest_cka_memory.snapshots.reading import OUT_OF_MEMORY, Device, Snapshot
 from pytest_cka_memory.snapshots.replays import Exactness, Refused, Replayed, Run
-from pytest_cka_memory.snapshots.requests import Requests, recorded_reserve, requests_of
+from pytest_cka_memory.snapshots.request_list import Requests, recorded_reserve, requests_of
 
 _Tried = tuple[str, tuple[int, ...], Replayed]
 """Settings, the requests before which the cache is emptied, and what the run took."""
@@ -65,7 +65,7 @@ class Trials:
 
     snapshot: Snapshot
     device: Device
-    requests: Requests
+    request_list: Requests
     exactness: Exactness | None
     """How the replay differs from the recording under its own settings; None if it could not."""
     error: str
@@ -109,33 +109,33 @@ def tried(
     Raises:
         ReportError: if no card can be emulated here.
     """
-    requests = requests_of(snapshot, device)
+    request_list = requests_of(snapshot, device)
     own = allocator_settings.recorded(snapshot.settings)
     texts = list(dict.fromkeys([own, *settings]))
     runs_of_texts = [Run(text) for text in texts]
     # Without attempts and with releases, the first does what the recording's card did.
-    as_it_was, *unlimited = replays.run(requests, [Run(own, False, True), *runs_of_texts])
+    as_it_was, *unlimited = replays.run(request_list, [Run(own, False, True), *runs_of_texts])
     error = as_it_was.error or ("" if as_it_was.refused is None else "it fills an emulated card")
-    found = None if error else replays.exactness(requests, device, as_it_was)
+    found = None if error else replays.exactness(request_list, device, as_it_was)
     of_recording = None
     if usable_bytes is None:
-        usable_bytes = of_recording = recorded_usable(device, requests)
+        usable_bytes = of_recording = recorded_usable(device, request_list)
     trials = Trials(
-        snapshot, device, requests, found, error, usable_bytes, of_recording is not None
+        snapshot, device, request_list, found, error, usable_bytes, of_recording is not None
     )
-    emptied = _emptied(requests, own, unlimited[0])
+    emptied = _emptied(request_list, own, unlimited[0])
     runs: list[_Tried] = [
         (text, (), replayed) for text, replayed in zip(texts, unlimited, strict=True)
     ]
     if emptied is not None:
         runs.insert(1, (own, emptied[0], emptied[1]))
-    on_card = _on_card(requests, runs, usable_bytes)
+    on_card = _on_card(request_list, runs, usable_bytes)
     for number, (text, moments, replayed) in enumerate(runs):
         trials.trials.append(
             Trial(
                 text,
                 text == own,
-                tuple(requests.of_event[moment] for moment in moments),
+                tuple(request_list.of_event[moment] for moment in moments),
                 replayed,
                 on_card.get(number),
                 usable_bytes,
@@ -144,14 +144,14 @@ def tried(
     return trials
 
 
-def recorded_usable(device: Device, requests: Requests) -> int | None:
+def recorded_usable(device: Device, request_list: Requests) -> int | None:
     """Return what the recording's card had for the program, if an allocation was refused there.
 
     Args:
         device: what was recorded.
-        requests: the same as requests.
+        request_list: the same as requests.
     """
-    reserved = requests.beginning.reserved_bytes
+    reserved = request_list.beginning.reserved_bytes
     levels = dict(recorded_reserve(device, reserved))
     found = None
     for number, action in enumerate(device.actions):
@@ -162,7 +162,7 @@ def recorded_usable(device: Device, requests: Requests) -> int | None:
 
 
 def _emptied(
-    requests: Requests, own: str, replayed: Replayed
+    request_list: Requests, own: str, replayed: Replayed
 ) -> tuple[tuple[int, ...], Replayed] | None:
     """Return moments to empty the cache that lower the reserve, and the replay with them.
 
@@ -174,11 +174,11 @@ def _emptied(
     current = replayed
     moments: tuple[int, ...] = ()
     while len(moments) < _MOST_EMPTIED and not current.error:
-        at = _highest(current, requests.first)
+        at = _highest(current, request_list.first)
         if at is None or at in moments:
             break
         moments = tuple(sorted({*moments, at}))
-        (current,) = replays.run(requests, [Run(own, emptied=moments)])
+        (current,) = replays.run(request_list, [Run(own, emptied=moments)])
         before = replayed if best is None else best[1]
         if current.error or current.reserved_bytes > before.reserved_bytes * (1 - _LEAST_GAIN):
             break
@@ -199,7 +199,7 @@ def _highest(replayed: Replayed, first: int) -> int | None:
 
 
 def _on_card(
-    requests: Requests,
+    request_list: Requests,
     runs: Sequence[_Tried],
     usable_bytes: int | None,
 ) -> dict[int, Replayed]:
@@ -213,4 +213,4 @@ def _on_card(
         if not replayed.error and replayed.reserved_bytes > usable_bytes
     ]
     wanted = [Run(runs[number][0], emptied=runs[number][1]) for number in numbers]
-    return dict(zip(numbers, replays.run(requests, wanted, total_bytes=total), strict=True))
+    return dict(zip(numbers, replays.run(request_list, wanted, total_bytes=total), strict=True))

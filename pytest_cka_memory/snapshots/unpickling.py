@@ -2,14 +2,14 @@
 
 A pickle can call any function and can ask for any amount of memory. This process admits only
 builtin types, and has limits on memory and time that its parent sets; a file that exceeds them ends
-this process and nothing else. What it found is written to its standard output with ``marshal``,
-as arrays: a million events take 50 MB in this form, and a gigabyte as the objects of the pickle.
+this process and nothing else. What it found is written to its standard output by
+:mod:`emulated_cuda.packing`, as arrays: a million events take 70 MB in this form, and a gigabyte as
+the objects of the pickle.
 """
 
 from __future__ import annotations
 
 import gc
-import marshal
 import pickle
 import sys
 from array import array
@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
+
+from emulated_cuda.packing import packed
 
 ACTIONS = (
     *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"),
@@ -346,7 +348,7 @@ def main(
 
     Args:
         arguments: a path, the most bytes of memory and the most seconds.
-        write: is given ``marshal``'s bytes of ``("read", data)`` or ``("refused", text)``.
+        write: is given the packed bytes of ``("read", data)`` or ``("refused", text)``.
     """
     path, memory_bytes, seconds = arguments
     _limit(int(memory_bytes), int(seconds))
@@ -360,7 +362,7 @@ def main(
         answer = ("refused", error.strerror or str(error))
     except (MemoryError, RecursionError):
         answer = ("memory", "")
-    write(marshal.dumps(answer))
+    write(packed(answer))
     return 0
 
 

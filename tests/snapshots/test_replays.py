@@ -15,7 +15,7 @@ from pytest_cka_memory.snapshots import replays, settings
 from pytest_cka_memory.snapshots.beginning import beginning_of
 from pytest_cka_memory.snapshots.reading import read
 from pytest_cka_memory.snapshots.replays import Run
-from pytest_cka_memory.snapshots.requests import requests_of
+from pytest_cka_memory.snapshots.request_list import requests_of
 
 MB = made.MB
 EXPANDABLE = "expandable_segments:True"
@@ -35,8 +35,8 @@ def replayed(path, *runs):
     """Replay the only device of a recording; return its requests and the results."""
     snapshot = read(path)
     (device,) = snapshot.devices
-    requests = requests_of(snapshot, device)
-    return device, requests, replays.run(requests, runs)
+    request_list = requests_of(snapshot, device)
+    return device, request_list, replays.run(request_list, runs)
 
 
 AS_RECORDED = {"attempts": False, "releases": True}
@@ -49,8 +49,8 @@ def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name
     """
     path, _ = by_setting[""][name]
     runs = [Run(setting) for setting in by_setting]
-    device, requests, results = replayed(path, Run("", **AS_RECORDED), *runs)
-    found = replays.exactness(requests, device, results[0])
+    device, request_list, results = replayed(path, Run("", **AS_RECORDED), *runs)
+    found = replays.exactness(request_list, device, results[0])
     assert found.is_exact
     assert found.allocations > 30
     assert found.growths > 3
@@ -66,8 +66,8 @@ def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_settin
     """Pages that are mapped and unmapped are followed as whole segments are."""
     path, _ = by_setting[EXPANDABLE][name]
     assert settings.recorded(read(path).settings) == EXPANDABLE
-    device, requests, (result,) = replayed(path, Run(EXPANDABLE, **AS_RECORDED))
-    found = replays.exactness(requests, device, result)
+    device, request_list, (result,) = replayed(path, Run(EXPANDABLE, **AS_RECORDED))
+    found = replays.exactness(request_list, device, result)
     assert found.is_exact
     assert found.growths > 3
 
@@ -77,9 +77,9 @@ def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_settin
 def test_recording_that_begins_in_the_middle_begins_exactly(recorded, setting, kind):
     """The segments and blocks at the begin are rebuilt, and the reserve is equal from there on."""
     for path, _ in recorded(setting, kind, *OF_EACH_KIND[1:3]).values():
-        device, requests, (result,) = replayed(path, Run(setting, **AS_RECORDED))
-        found = replays.exactness(requests, device, result)
-        assert requests.beginning.reserved_bytes > 0
+        device, request_list, (result,) = replayed(path, Run(setting, **AS_RECORDED))
+        found = replays.exactness(request_list, device, result)
+        assert request_list.beginning.reserved_bytes > 0
         assert found.is_exact
         assert found.wrong_segments == 0
 
@@ -88,8 +88,8 @@ def test_difference_is_counted(tmp_path):
     """A recording that no allocator would make: the replay says by how much it differs."""
     data = made.two_allocations()
     data["device_traces"][0][2]["size"] = 14 * MB  # for a block of 10 MB, it takes 10
-    device, requests, (result,) = replayed(made.written(tmp_path, data), Run(""))
-    found = replays.exactness(requests, device, result)
+    device, request_list, (result,) = replayed(made.written(tmp_path, data), Run(""))
+    found = replays.exactness(request_list, device, result)
     assert not found.is_exact
     assert (found.differing, found.first_event, found.largest_bytes) == (1, 3, 4 * MB)
     assert (found.first_recorded_bytes, found.first_replayed_bytes) == (34 * MB, 30 * MB)
@@ -144,11 +144,11 @@ def test_released_segments_are_a_call_or_the_allocators_own(tmp_path, frames, fo
         made.event(following, base + 64 * MB, 20 * MB),
     ]
     snapshot = read(made.written(tmp_path, made.snapshot(events)))
-    requests = requests_of(snapshot, snapshot.devices[0])
-    made_of_events = [*requests.actions[requests.first :]]
+    request_list = requests_of(snapshot, snapshot.devices[0])
+    made_of_events = [*request_list.actions[request_list.first :]]
     assert made_of_events[0] == action
-    assert requests.releases == (action == replaying.RELEASE)
-    assert requests.unclear_releases == (action == replaying.RELEASE and not frames)
+    assert request_list.releases == (action == replaying.RELEASE)
+    assert request_list.unclear_releases == (action == replaying.RELEASE and not frames)
 
 
 def test_command_prints_what_fits(by_setting, tmp_path, capsys):
@@ -212,9 +212,9 @@ def test_emulated_device_writes_a_recording_of_a_program_that_runs_out(tmp_path)
     assert f"python -m pytest_cka_memory snapshot {path}" in done.stderr
     snapshot = read(path)
     (device,) = snapshot.devices
-    requests = requests_of(snapshot, device)
-    assert requests.attempts == 1
-    allocations = requests.actions.count(replaying.ALLOCATE)
+    request_list = requests_of(snapshot, device)
+    assert request_list.attempts == 1
+    allocations = request_list.actions.count(replaying.ALLOCATE)
     assert allocations == (14909 - 512) // 300 or allocations == (14909 - 512) // 300 - 1
     sites = {snapshot.sites[place].frames[0].line for place in device.places if place}
     assert sites == {3}
