@@ -15,7 +15,10 @@ _LEAST_SHARE = 0.01
 
 
 def explanation(record: RegionRecord, width: int) -> Iterator[str]:
-    """Yield lines about the reserve of a region; nothing if it was not explained."""
+    """Yield lines about the reserve of a region; nothing if it was not explained.
+
+    If an allocation was refused, there is advice only if what is free would have been enough.
+    """
     if not record.reserve:
         return
     first, *others = reserve_lines(record.reserve)
@@ -24,7 +27,7 @@ def explanation(record: RegionRecord, width: int) -> Iterator[str]:
         yield from wrapped(line, width, "    ")
     yield from _keepers(record, width)
     advice = reserve_advice(record.reserve)
-    if advice:
+    if advice and (record.refusal is None or would_fit(record.refusal, record.reserve)):
         yield from wrapped(f"what to do: {advice}", width, "  ")
 
 
@@ -46,6 +49,7 @@ def keeper_line(holding: Holding) -> str:
     if holding.created_at:
         code = f": `{holding.code}`" if holding.code else ""
         parts[0] += f" made at {holding.created_at[0]}{code}"
+        parts += [f"from {frame}" for frame in holding.created_at[1:2]]
     elif holding.before_region:
         parts[0] += " from before the region"
     if holding.held_by:
@@ -62,12 +66,15 @@ def verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:
         refusal: the allocation.
         reserve: what was reserved then.
     """
-    total = total_of(reserve)
     wanted = format_with_unit(refusal.requested_bytes)
     asked = f"{wanted} were requested, the card has {format_with_unit(refusal.free_bytes)} left"
+    if not reserve:
+        lack = format_with_unit(_missing_bytes(refusal))
+        return f"{asked} and nothing is in use, so at least {lack} more are needed"
+    total = total_of(reserve)
     of_pools = sum(part.free_bytes for part in reserve if part.pool)
     shared_bytes = total.free_bytes - of_pools
-    missing_bytes = refusal.requested_bytes - refusal.free_bytes
+    missing_bytes = _missing_bytes(refusal)
     if missing_bytes <= shared_bytes + total.waiting_bytes:
         return (
             f"{asked}, and {format_with_unit(shared_bytes + total.waiting_bytes)} are free in the "
@@ -82,3 +89,14 @@ def verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:
     more = missing_bytes - shared_bytes - total.waiting_bytes
     in_use = format_with_unit(total.in_use_bytes + total.rounding_bytes)
     return f"{asked}: {in_use} are in use, so at least {format_with_unit(more)} more are needed"
+
+
+def would_fit(refusal: Refusal, reserve: Sequence[ReservePart]) -> bool:
+    """Whether a refused allocation would fit if all that is free were in one piece."""
+    free_bytes = sum(part.free_bytes + part.waiting_bytes for part in reserve)
+    return _missing_bytes(refusal) <= free_bytes
+
+
+def _missing_bytes(refusal: Refusal) -> int:
+    """Return how much the driver lacked."""
+    return refusal.requested_bytes - refusal.free_bytes

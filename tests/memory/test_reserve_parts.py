@@ -132,7 +132,8 @@ def test_blocks_without_addresses_are_numbered_from_their_segment():
         ([segment((FREE, 60), stream=3), segment((USED, 70))], "what is free for one stream"),
         ([segment((USED, 2), (FREE, 60))], "allocate what is kept before"),
         ([segment((FREE, 60)), segment((USED, 2))], "requests of other sizes do not fit"),
-        ([segment((USED, 95), (FREE, 5))], ""),
+        ([segment((USED, 95), (FREE, 5))], "the allocator takes segments of 2 MB"),
+        ([segment((USED, 95))], ""),
         ([], ""),
     ],
 )

@@ -34,6 +34,15 @@ def empty(mb):
     return torch.empty(int(mb * MB), dtype=torch.uint8, device="cuda")
 
 
+@pytest.fixture
+def model(cka_memory):
+    owner, others = Owner(), []
+    for number in range(160):
+        (others if number % 4 else owner.blocks).append(empty(4))
+    del others
+    return owner
+
+
 class Owner(torch.nn.Module):
     """Holds a list as an attribute."""
 
@@ -57,33 +66,37 @@ def in_module():
     return kept.blocks, kept
 
 
-HOLDERS = {"list": (in_list, "kept[0]"), "dict": (in_dict, "kept['blocks'][0]")}
-HOLDERS["module"] = (in_module, "kept.blocks[0]")
-SIZES = {"small": 0.5, "large": 4, "half": 9}
+HOLDERS = {"list": in_list, "dict": in_dict, "module": in_module}
 
 
-@pytest.mark.max_reserved_mb(1)
+def sizes(mb, late, limit_mb):
+    """The limit is above what is in use at once, and below the reserve."""
+    return pytest.param(mb, late, marks=pytest.mark.max_reserved_mb(limit_mb), id=str(mb))
+
+
 @pytest.mark.parametrize("settings", [PLAIN, EXPANDABLE])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("mb", "late"), [sizes(0.5, 10, 650), sizes(4, 10, 800), sizes(6, 15, 1200)]
+)
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_planted_fragments(cka_memory, allocator, settings, size, holder):
-    """Of blocks that lie side by side every fourth stays."""
+def test_planted_fragments(cka_memory, allocator, settings, mb, late, holder):
+    """Of blocks that lie side by side every fourth stays; larger ones do not fit between them."""
     allocator(settings)
-    make, _ = HOLDERS[holder]
-    into, kept = make()
-    with cka_memory.measure() as region:
+    into, kept = HOLDERS[holder]()
+    with cka_memory.measure():
         others = []
         for number in range(160):
             if number % 4:
-                others.append(empty(SIZES[size]))
+                others.append(empty(mb))
             else:
-                into.append(empty(SIZES[size]))  # kept
+                into.append(empty(mb))  # kept
         del others
+        others = [empty(60) for _ in range(late)]
     assert kept is not None
-    assert region.reserved_after_cleaning_bytes > region.end_bytes
+    assert len(others) == late
 
 
-@pytest.mark.max_reserved_mb(1)
+@pytest.mark.max_reserved_mb(800)
 @pytest.mark.parametrize("settings", [PLAIN, EXPANDABLE])
 def test_planted_fragments_of_a_stream(cka_memory, allocator, settings):
     """The same on another stream than the default one."""
@@ -97,6 +110,16 @@ def test_planted_fragments_of_a_stream(cka_memory, allocator, settings):
             else:
                 kept.append(empty(4))  # kept
         del others
+        others = [empty(60) for _ in range(10)]
+    assert len(others) == 10
+
+
+@pytest.mark.max_reserved_mb(1)
+def test_planted_older_fragments(model, cka_memory, allocator):
+    """What lies between the blocks of an older object is free when the region begins."""
+    with cka_memory.measure():
+        kept = [empty(60) for _ in range(10)]
+    del kept
 
 
 @reserve
@@ -267,3 +290,15 @@ def test_clean_recorded_on_another_stream(cka_memory, allocator, threads):
                 block.record_stream(stream)
             del block
             torch.cuda.synchronize()
+
+
+@pytest.mark.max_peak_mb(1)
+def test_kinds_of_a_graph(cka_memory, allocator):
+    """Of 40 MB at the peak, 30 belong to a graph."""
+    allocator(PLAIN)
+    with cka_memory.measure():
+        other = empty(10)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            static = empty(30)
+    del static, other
