@@ -16,6 +16,8 @@ from pytest_cka_memory.snapshots.reading import INACTIVE, Segment
 from pytest_cka_memory.snapshots.snapshot_text import Read
 from pytest_cka_memory.units import MB, counted, format_exact
 
+_BEFORE = ("before the region", "before the recording")
+"""What the script calls the memory that is older than what it draws, and what it is here."""
 _MOST_LINES = 50
 _MOST_REFUSALS = 5
 _MOST_SEGMENTS = 120
@@ -131,7 +133,7 @@ def _timeline(read: Read) -> str:
     parts = {
         "MORE": "",
         "DATA": template.embedded(pictures),
-        "SCRIPT": template.text_of("timeline.js"),
+        "SCRIPT": template.text_of("timeline.js").replace(*_BEFORE),
     }
     return template.fill("timeline.html", parts)
 

@@ -220,6 +220,8 @@ def test_page_has_the_timeline_and_the_segments(tmp_path):
     assert "20.0 of 20.0 MB in use" in text
     assert "0.0 of 10.0 MB in use" in text
     assert '"peak":2' in text
+    assert "before the recording" in text
+    assert "before the region" not in text
 
 
 def test_command_refuses_to_overwrite_its_input(tmp_path, capsys):
