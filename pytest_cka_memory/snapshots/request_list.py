@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulated_cuda import replaying
+from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.snapshots.beginning import (
     MOST_SMALL_BYTES,
@@ -34,6 +35,8 @@ _EXPANDABLE = "expandable_segments:True,max_split_size_mb:1048576,roundup_power2
 """Settings under which any state can be rebuilt; those of the run are set after that."""
 _FIRST_HOLDER = 2**63
 """Keys from here on are of memory that was free when the recording began."""
+_MOST_HOLDERS = 2_000_000
+"""More are only needed for a file that was made to take long."""
 _REGION_BYTES = 2**38
 """Expandable segments that are farther apart have address ranges of their own."""
 
@@ -162,6 +165,11 @@ class _Maker:
     def _hold(self, size: int, stream: int, pool: int) -> int:
         key = self._holders
         self._holders += 1
+        if key - _FIRST_HOLDER > _MOST_HOLDERS:
+            raise ReportError(
+                "cannot rebuild the state in which the recording begins: it has more free memory "
+                "than any card"
+            )
         self.add(replaying.ALLOCATE, key, size, stream, pool)
         self._held.append(key)
         return key

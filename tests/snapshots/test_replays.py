@@ -178,6 +178,17 @@ def test_file_without_events_cannot_be_replayed(tmp_path, capsys):
     assert "it has no events; record them with" in capsys.readouterr().err
 
 
+def test_beginning_that_no_card_has_is_refused(tmp_path, capsys):
+    """A small segment of an exabyte would take for ever to fill: the error is one line."""
+    base = made.BASE
+    segment = made.segment(base, 2**60, [made.block(base, 512)], segment_type="small")
+    events = [made.event("alloc", base + 2**61, 512)]
+    path = made.written(tmp_path, made.snapshot(events, [segment]))
+    assert main(["replay", str(path)]) == UNUSABLE
+    lines = capsys.readouterr().err.splitlines()
+    assert "it has more free memory than any card" in lines[-1]
+
+
 def test_size_below_a_context_is_refused(tmp_path, capsys):
     """A card must have more than its CUDA context takes."""
     path = made.written(tmp_path, made.two_allocations())
