@@ -56,6 +56,10 @@ TABLES = {
         ("pytest_cka_memory/plugin", "pytest_cka_memory/reports", *COUNTER), "many_tests.py",
         minutes=3, needs="little else running",
     ),
+    "replays": Table(
+        "replay-settings-torch-{torch}.json",
+        ("pytest_cka_memory/snapshots", *DEVICE), "replay_settings.py", minutes=3,
+    ),
     "logs": Table(
         "log-size-torch-{torch}.json",
         ("pytest_cka_memory/plugin", "pytest_cka_memory/reports"), "log_size.py",

@@ -19,7 +19,7 @@ from typing import Any
 from emulated_cuda import tried_torch
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records, run_folders
+from emulated_cuda.loading import checks, children, records, run_folders, snapshots
 from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
 
@@ -182,6 +182,7 @@ def main(arguments: Sequence[str]) -> int:
             total_bytes=total_bytes,
             values=options.values,
             records=str(folder),
+            **_snapshot_setting(options.snapshot),
         )
         process, status = _run(command, environment)
         processes = records.read(folder, {process: status})
@@ -221,10 +222,25 @@ def parser() -> argparse.ArgumentParser:
         "--json", type=Path, metavar="PATH", help="write what each process used to this file"
     )
     parser.add_argument(
+        "--snapshot",
+        type=Path,
+        metavar="FILE",
+        help="write torch's recording of all allocations to this file, for python -m "
+        "pytest_cka_memory snapshot and replay; other processes than the first get names of their "
+        "own",
+    )
+    parser.add_argument(
         "-m", dest="module", action="store_true", help="the program is a module, as for python -m"
     )
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def _snapshot_setting(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    path.unlink(missing_ok=True)  # the program, which is the first process, makes it again
+    return {snapshots.SETTING: str(path.absolute())}
 
 
 def _bytes(text: str) -> int:

@@ -336,3 +336,53 @@ def label_profiles(text: str) -> None:
 
     setattr(EventList, "table", labelled_table)  # noqa: B010 - mypy refuses an assignment
     setattr(profiler._KinetoProfile, "start_trace", start_labelled)  # noqa: B010
+
+
+def raw_allocator() -> tuple[Callable[[int, int], int], Callable[[int], None]]:
+    """Return two functions: bytes and a stream's pointer -> a pointer, and what frees it.
+
+    They are the public ``torch.cuda.caching_allocator_alloc`` and ``caching_allocator_delete``
+    without a change of the current device, which takes ten times as long as the allocation.
+    """
+    names = ("_cuda_cudaCachingAllocator_raw_alloc", "_cuda_cudaCachingAllocator_raw_delete")
+    if all(hasattr(torch._C, name) for name in names):
+        allocate, free = (getattr(torch._C, name) for name in names)
+        return allocate, free
+    allocate = torch.cuda.caching_allocator_alloc
+    return (lambda size, stream: allocate(size, stream=stream)), torch.cuda.caching_allocator_delete
+
+
+def set_allocator_settings(text: str) -> None:
+    """Set what ``PYTORCH_ALLOC_CONF`` would set, in a process that has begun already.
+
+    Raises:
+        RuntimeError: if torch does not know a setting, or cannot change it any more.
+    """
+    for name in (
+        "_accelerator_setAllocatorSettings",
+        "_cuda_cudaCachingAllocator_set_allocator_settings",  # before torch 2.10
+    ):
+        if hasattr(torch._C, name):
+            getattr(torch._C, name)(text)
+            return
+    torch.cuda.memory._set_allocator_settings(text)
+
+
+_MOST_HISTORY_ENTRIES = 5_000_000
+
+
+def record_history_when_initialized() -> None:
+    """Record what the allocator does from the moment at which the program first uses a device.
+
+    Without stacks of C++, whose names take minutes to find for a million of them.
+    """
+
+    def record() -> None:
+        torch.cuda.memory._record_memory_history(max_entries=_MOST_HISTORY_ENTRIES, stacks="python")
+
+    torch.cuda._lazy_call(record)
+
+
+def dump_history(path: str) -> None:
+    """Write what was recorded to a file."""
+    torch.cuda.memory._dump_snapshot(path)

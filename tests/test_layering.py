@@ -14,7 +14,7 @@ PICTURES = {
     "pytest_cka_memory": """
         __main__
         cli            plugin
-        stored         integrations
+        stored         integrations snapshots
         reports        notebook
         measure        testing      hookspecs
         holders
@@ -26,14 +26,14 @@ PICTURES = {
     """,
     "emulated_cuda": """
         __main__
-        running        site           smi           estimating
+        running        site           smi           estimating     replaying
         loading
         activation
         triton
         values
         preparation
         torch_private  triton_private tried_torch
-        torch_versions cards          threads        imports
+        torch_versions cards          threads        imports        packing
         errors
     """,
     "cka": """

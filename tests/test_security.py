@@ -16,6 +16,9 @@ FORBIDDEN = {
     "urllib", "requests", "http", "socket", "ftplib", "webbrowser",
 }  # fmt: skip
 """Names that evaluate text, unpickle objects, start a shell, or use a network."""
+ADMITTED = {"pytest_cka_memory": {"snapshots.unpickling": ["pickle"]}}
+"""What torch writes is a pickle. It is read in a process of its own, which admits builtin types
+only and has limits; ``tests/snapshots/test_reading.py`` has a hundred hostile files for it."""
 UNPICKLING_EXCHANGES = {
     "all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list",
     "scatter_object_list", "send_object_list",
@@ -91,12 +94,12 @@ def test_an_exchange_of_objects_is_found(code: str) -> None:
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_no_module_evaluates_text_or_unpickles(package: str) -> None:
-    """No package uses eval, pickle or a network."""
+    """No package uses eval, pickle or a network, apart from the reader of torch's snapshots."""
     found = {
         name: sorted(FORBIDDEN & named_in(ast.parse(file.read_text("utf-8"))))
         for name, file in modules_of(package).items()
     }
-    assert {name: used for name, used in found.items() if used} == {}
+    assert {name: used for name, used in found.items() if used} == ADMITTED.get(package, {})
 
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda", "cka"])

@@ -22,8 +22,9 @@ from emulated_cuda.errors import DeviceError
 
 VARIABLE = "EMULATED_CUDA"
 """The arguments of ``load`` as JSON, and what :data:`_OTHERS` names."""
-_OTHERS = ("records", "machine")
-"""What else it has: a folder for :mod:`.records`, and a name for the processes that share cards."""
+_OTHERS = ("records", "machine", "snapshot")
+"""What else it has: a folder for :mod:`.records`, a name for the processes that share cards, and
+what :mod:`.snapshots` writes."""
 PYTHON_VARIABLE = "EMULATED_CUDA_PYTHON"
 """The interpreter that runs ``nvidia-smi``: a program may be started with another one on PATH."""
 _SITE = str(Path(__file__).parents[1] / "site")

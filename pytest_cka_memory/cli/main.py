@@ -1,4 +1,4 @@
-"""``python -m pytest_cka_memory``: show, compare and convert reports, and run tests on cards."""
+"""``python -m pytest_cka_memory``: reports, tests on cards, and recordings that torch wrote."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.cli import cards
+from pytest_cka_memory.cli import cards, snapshots
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import Comparison, compare
@@ -62,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pytest_cka_memory",
         description="Show and compare reports that pytest wrote with --cka-memory-json, "
-        "and histories of --cka-memory-history; run tests on emulated cards.",
+        "and histories of --cka-memory-history; run tests on emulated cards; explain and "
+        "replay recordings that torch wrote.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(takes_more=False)
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     trend.set_defaults(run=_trend)
 
     cards.add_parser(commands)
+    snapshots.add_parsers(commands)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of reports")
     schema.set_defaults(run=_schema)

@@ -23,6 +23,7 @@ from pytest_cka_memory.measure.evidence import (
 )
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
+from pytest_cka_memory.measure.recordings import WithRecording
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
 from pytest_cka_memory.measure.reserve import ReserveEvidence
 
@@ -35,7 +36,7 @@ _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != ro
 """Name of a figure in MB -> its name in bytes."""
 
 
-class Region(FigureAttributes):
+class Region(WithRecording, FigureAttributes):
     """A measured block of code. Its figures can be read after it has ended.
 
     Every figure of :class:`~pytest_cka_memory.RegionRecord` in bytes is an attribute, and

@@ -6,6 +6,7 @@ little. The meter is made on first use: this is where torch is imported.
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,9 @@ from pytest_cka_memory.plugin.options import early_device, early_device_given_by
 from pytest_cka_memory.plugin.pytest_private import fail
 
 if TYPE_CHECKING:
+    from pytest_cka_memory.measure.probe import MemoryProbe
     from pytest_cka_memory.meters.base import Meter
+    from pytest_cka_memory.plugin.settings import Settings
 
 
 def load_emulated_device(early_config: pytest.Config) -> None:
@@ -147,6 +150,38 @@ def history_recorded(folder: Path | None, meter: "Meter") -> Iterator[None]:
             meter.stop_history()
 
 
+_COMMANDS = "python -m pytest_cka_memory snapshot {0}\npython -m pytest_cka_memory replay {0}"
+_HOW_TO_RECORD = (
+    "to see what each line had, and which setting of the allocator would have fitted: run pytest "
+    "with --cka-memory-snapshots=FOLDER, then\n" + _COMMANDS.format("FILE")
+)
+
+
+def snapshot_line(settings: "Settings", nodeid: str, probe: "MemoryProbe") -> str:
+    """Write the allocator's history of a failed test; return text about it, empty if there is none.
+
+    It is written if there is a folder for snapshots. If memory was missing and the program itself
+    records the history, it is written beside the report, if there is one.
+
+    Args:
+        settings: of the session.
+        nodeid: the test.
+        probe: what has measured it.
+    """
+    if settings.snapshots is not None:
+        return write_snapshot(settings.snapshots, nodeid, probe.meter)
+    if all(record.refusal is None for record in probe.records):
+        return ""
+    for report in settings.files.values():
+        line = write_snapshot(report.parent, nodeid, probe.meter)
+        if not line.startswith(_NONE):
+            return line
+    return _HOW_TO_RECORD
+
+
+_NONE = "no memory snapshot: "
+
+
 def write_snapshot(folder: Path, nodeid: str, meter: "Meter") -> str:
     """Write the allocator's history of a test to a file in `folder`; return a line about it.
 
@@ -156,11 +191,12 @@ def write_snapshot(folder: Path, nodeid: str, meter: "Meter") -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not meter.dump_history(path):
-            return f"no memory snapshot: {meter.device} records no allocation history"
+            return f"{_NONE}{meter.device} records no allocation history"
     except OSError as error:
         path.unlink(missing_ok=True)
-        return f"no memory snapshot: cannot write {path}: {error.strerror or error}"
-    return f"{path}: open it in PyTorch's memory viewer"
+        return f"{_NONE}cannot write {path}: {error.strerror or error}"
+    commands = _COMMANDS.format(shlex.quote(str(path)))
+    return f"{path}: open it in PyTorch's memory viewer, or\n{commands}"
 
 
 def _path(folder: Path, nodeid: str) -> Path:

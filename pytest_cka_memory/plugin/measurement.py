@@ -18,7 +18,7 @@ from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.plugin import kept_tracebacks
-from pytest_cka_memory.plugin.device import history_recorded, meter_of, write_snapshot
+from pytest_cka_memory.plugin.device import history_recorded, meter_of, snapshot_line
 from pytest_cka_memory.plugin.judging import (
     CallOutcome,
     ItemExplainer,
@@ -249,8 +249,7 @@ class ItemMeasurement:
                 of_runs = whole.records if runs > 1 else ()
                 judgement = self._judge([replace(record, label=LABEL) for record in of_runs])
                 failed = not returned or judgement.is_broken
-                if failed and settings.snapshots is not None:
-                    line = write_snapshot(settings.snapshots, item.nodeid, probe.meter)
+                if failed and (line := snapshot_line(settings, item.nodeid, probe)):
                     item.add_report_section("call", "cka-memory", line)
         self._fail_on_breach(judgement)
 

@@ -31,6 +31,8 @@ _TITLE = re.compile(r"^[=_]{3,} (.+?) [=_]{3,}$")
 _MACHINE = re.compile(r"^(device: \w+) \(.*$", re.MULTILINE)
 """The line of a report that names the processor and the version of torch."""
 _FIGURE = re.compile(r"\d[\d,.]*")
+_SECONDS = re.compile(r"\d[\d,.]* s\b")
+"""When something happened in a recording."""
 _SITE = re.compile(r" in (?:[\w<>]+\.)*([\w<>]+): `[^`]*`")
 """A function without its class, and the expression in it that allocated."""
 _REBUILT = re.compile(r" by `[^`]*` at ")
@@ -55,6 +57,7 @@ class Shown(NamedTuple):
         if drawn_with and not version("torch").startswith(f"{drawn_with}."):
             ignored, kept = (_FIGURE, "#")
         texts = [ignored.sub(kept, text) for text in (self.block.text, self.printed)]
+        texts = [_SECONDS.sub("# s", text) for text in texts]
         if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
             texts = [_SITE.sub(r" in \1", " ".join(text.split())) for text in texts]
             texts = [_INPUTS.sub("other", _REBUILT.sub(" ", text)) for text in texts]

@@ -32,6 +32,8 @@ OTHERS = {
     ". .venv/bin/activate",
     "git init --initial-branch=main",
     "git add .",
+    "PYTORCH_ALLOC_CONF=expandable_segments:True python -m emulated_cuda --memory 1.62GB "
+    "--no-values train.py",
     'git commit -m "Add a memory gate"',
     "git remote add origin https://github.com/OWNER/churn",
     "git push --set-upstream origin main",

@@ -67,7 +67,13 @@ def test_each_failed_test_writes_one_file_and_names_it(run, pytester):
     assert len(files) == 3
     assert all(name.endswith(".pickle") for name in files)
     for name in files:
-        result.stdout.fnmatch_lines(f"*new/folder/{name}: open it in PyTorch's memory viewer")
+        result.stdout.fnmatch_lines(
+            [
+                f"*new/folder/{name}: open it in PyTorch's memory viewer, or",
+                f"python -m pytest_cka_memory snapshot *new/folder/{name}",
+                f"python -m pytest_cka_memory replay *new/folder/{name}",
+            ]
+        )
 
 
 def test_failure_says_that_the_device_keeps_no_history(run, pytester):

@@ -29,7 +29,7 @@ from pytest_cka_memory.meters.base import (
 )
 from pytest_cka_memory.meters.conditions import of_accelerator
 
-_MOST_HISTORY_ENTRIES = 100_000
+_MOST_HISTORY_ENTRIES = 1_000_000
 _MOST_REQUESTS = 4_000_000
 """Entries while sizes are recorded, of which each allocation makes up to three."""
 
@@ -215,7 +215,8 @@ class AllocatorHistory:
         if self._is_recorded():
             return True
         try:
-            self._functions.record(max_entries=_MOST_HISTORY_ENTRIES)
+            # C++ stacks take minutes to write, and tell users little.
+            self._functions.record(max_entries=_MOST_HISTORY_ENTRIES, stacks="python")
         except RuntimeError:  # backend:cudaMallocAsync has the functions but cannot record
             return False
         self._is_ours = True

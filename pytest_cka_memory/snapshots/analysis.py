@@ -1,0 +1,266 @@
+"""What a recording says: how much was in use and reserved, when, and by which lines."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pytest_cka_memory.core.memory_timeline import RecordedBlock
+from pytest_cka_memory.snapshots import unpickling
+from pytest_cka_memory.snapshots.beginning import Beginning, beginning_of
+from pytest_cka_memory.snapshots.reading import (
+    ALLOC,
+    INACTIVE,
+    OUT_OF_MEMORY,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    Device,
+    Snapshot,
+)
+from pytest_cka_memory.snapshots.settings import rounding
+
+_BEFORE = -1
+"""Stands for the site of blocks that are older than the recording and were freed in it."""
+
+
+class Moment(NamedTuple):
+    """The memory after an event."""
+
+    event: int
+    """Its number in the recording, from 0; -1 before the first."""
+    step: int
+    """The number of allocations and releases until then."""
+    seconds: float | None
+    """Since the first event; None without times."""
+    used_bytes: int
+    """Blocks in use, as the allocator rounds them."""
+    reserved_bytes: int
+
+
+class Live(NamedTuple):
+    """What one place had in use at a moment."""
+
+    site: int
+    """Index into the snapshot's sites; -1 for what is older than the recording."""
+    bytes: int
+    blocks: int
+
+
+class Refusal(NamedTuple):
+    """An allocation for which the card had no memory."""
+
+    moment: Moment
+    requested_bytes: int
+    free_bytes: int
+    """What the card had left then."""
+    site: int
+
+
+@dataclass
+class Analysis:
+    """What was recorded of one device."""
+
+    device: Device
+    beginning: Beginning
+    steps: int
+    """Number of allocations and releases."""
+    allocations: int
+    peak: Moment
+    reserved_peak: Moment
+    end: Moment
+    refusals: list[Refusal]
+    seconds: float | None
+    blocks: _Blocks = field(repr=False)
+
+    def live(self, moment: Moment) -> list[Live]:
+        """Return what each place had in use at a moment, largest first."""
+        found: dict[int, list[int]] = {}
+        step = moment.step
+        for size, begin, end, site in self.blocks.rows():
+            if begin <= step and (not end or step < end):
+                entry = found.setdefault(site, [0, 0])
+                entry[0] += size
+                entry[1] += 1
+        rows = (Live(site, *entry) for site, entry in found.items())
+        return sorted(rows, key=lambda row: (-row.bytes, row.site))
+
+    def recorded_blocks(self) -> Iterator[RecordedBlock]:
+        """Yield the blocks that were allocated in the recording, as pictures take them."""
+        for size, begin, end, site in self.blocks.rows():
+            if begin:
+                yield RecordedBlock(size, begin, end, site, 1, False, 0)
+            elif end:
+                yield RecordedBlock(size, 0, end, site, 1, False, 0)
+
+    @property
+    def start_bytes(self) -> int:
+        """What was in use when the recording began."""
+        return self.beginning.used_bytes
+
+
+class _Blocks:
+    """Blocks in arrays, because there may be millions."""
+
+    def __init__(self) -> None:
+        self.sizes, self.begins, self.ends = array("Q"), array("I"), array("I")
+        self.sites = array("i")
+
+    def add(self, size: int, begin: int, site: int) -> int:
+        """Add a block that is in use from a step on; return its number."""
+        self.sizes.append(size)
+        self.begins.append(begin)
+        self.ends.append(0)
+        self.sites.append(site)
+        return len(self.sizes) - 1
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield bytes, first step, the step that freed it or 0, and site."""
+        return zip(self.sizes, self.begins, self.ends, self.sites, strict=True)
+
+
+def analysed(snapshot: Snapshot, device: Device) -> Analysis:
+    """Return what a recording of a device says.
+
+    Args:
+        snapshot: the file.
+        device: one of its devices.
+    """
+    return _Walk(snapshot, device).result()
+
+
+class _Walk:
+    """One pass over the events."""
+
+    def __init__(self, snapshot: Snapshot, device: Device) -> None:
+        self._device, self._round = device, rounding(snapshot.settings)
+        self._beginning = beginning_of(device)
+        self._blocks = _Blocks()
+        self._live: dict[int, int] = {}
+        """Address -> number of the block there."""
+        self._begin()
+
+    def _begin(self) -> None:
+        sites = {
+            block.address: block.site
+            for segment in self._device.segments
+            for block in segment.blocks
+            if block.state != INACTIVE
+        }
+        for segment in self._beginning.segments:
+            for block in segment.blocks:
+                site = sites.get(block.address, _BEFORE) or _BEFORE
+                self._live[block.address] = self._blocks.add(block.bytes, 0, site)
+        reused = {
+            address
+            for action, address in zip(self._device.actions, self._device.addresses, strict=True)
+            if action == ALLOC
+        }
+        for address in reused & self._live.keys():
+            # What is there at the end is another block than the one of the beginning.
+            self._blocks.sites[self._live[address]] = _BEFORE
+
+    def result(self) -> Analysis:
+        device, live, blocks, rounded = self._device, self._live, self._blocks, self._round
+        freed_by = self._beginning.freed_by
+        used, reserved = self._beginning.used_bytes, self._beginning.reserved_bytes
+        step = allocations = 0
+        peak = (used, -1, 0, reserved)
+        reserved_peak = (reserved, -1, 0, used)
+        refusals: list[tuple[int, int, int, int]] = []
+        rows = zip(device.actions, device.addresses, device.sizes, device.places, strict=True)
+        for number, (action, address, size, site) in enumerate(rows):
+            if action == ALLOC:
+                step += 1
+                allocations += 1
+                size = rounded(size)
+                used += size
+                live[address] = blocks.add(size, step, site)
+                if used > peak[0]:
+                    peak = (used, number, step, reserved)
+            elif action == freed_by:
+                block = live.pop(address, None)
+                if block is not None:
+                    step += 1
+                    used -= blocks.sizes[block]
+                    blocks.ends[block] = step
+            elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
+                reserved += size
+                if reserved > reserved_peak[0]:
+                    reserved_peak = (reserved, number, step, used)
+            elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
+                reserved -= size
+            elif action == OUT_OF_MEMORY:
+                refusals.append((number, step, used, reserved))
+        moment = self._moment
+        return Analysis(
+            device,
+            self._beginning,
+            step,
+            allocations,
+            moment(peak[1], peak[2], peak[0], peak[3]),
+            moment(reserved_peak[1], reserved_peak[2], reserved_peak[3], reserved_peak[0]),
+            moment(len(device) - 1, step, used, reserved),
+            [
+                Refusal(
+                    moment(*refusal),
+                    device.sizes[refusal[0]],
+                    device.addresses[refusal[0]],
+                    device.places[refusal[0]],
+                )
+                for refusal in refusals
+            ],
+            self._seconds(len(device) - 1),
+            blocks,
+        )
+
+    def _moment(self, event: int, step: int, used: int, reserved: int) -> Moment:
+        return Moment(event, step, self._seconds(event), used, reserved)
+
+    def _seconds(self, event: int) -> float | None:
+        times = self._device.times
+        if not times or not times[0] or event < 0:
+            return None
+        return max(0, times[event] - times[0]) / 1e6
+
+
+_KINDS = (
+    (unpickling.IN_OPTIMIZER, "optimiser"),
+    (unpickling.IN_BACKWARD, "backward pass"),
+    (unpickling.IN_MODULE, "activations"),
+    (unpickling.IN_CONVERSION, "parameters"),
+)
+
+
+def kind_of(snapshot: Snapshot, site: int) -> str:
+    """Return what memory of a site probably is: as far as its stack tells.
+
+    Args:
+        snapshot: the file.
+        site: a number of :class:`Live`.
+    """
+    if site == _BEFORE:
+        return "before the recording"
+    found = snapshot.sites[site]
+    if not found.frames and not found.flags:
+        return "no stack"
+    return next((name for flag, name in _KINDS if found.flags & flag), "other")
+
+
+def kinds(snapshot: Snapshot, rows: Sequence[Live]) -> list[tuple[str, int]]:
+    """Return the kinds of what was in use and their bytes, largest first."""
+    sizes: dict[str, int] = {}
+    for row in rows:
+        kind = kind_of(snapshot, row.site)
+        sizes[kind] = sizes.get(kind, 0) + row.bytes
+    return sorted(sizes.items(), key=lambda item: -item[1])
+
+
+def reserve_at(analysis: Analysis, events: Sequence[int], levels: Sequence[int], event: int) -> int:
+    """Return the reserve after an event, from the events that changed it."""
+    at = bisect_right(events, event)
+    return levels[at - 1] if at else analysis.beginning.reserved_bytes

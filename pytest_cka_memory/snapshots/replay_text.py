@@ -1,0 +1,243 @@
+"""The outcome of a replay as text and as builtin types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.snapshots.lines import Lines
+from pytest_cka_memory.snapshots.trials import Trial, Trials
+from pytest_cka_memory.units import MB, counted
+
+_DEFAULTS = "torch's defaults"
+_LARGE_START = 0.2
+"""A share of the reserve: below it, what a recording begins with decides little."""
+
+
+def lines(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
+    """Yield the text of a replay.
+
+    Args:
+        found: what was tried.
+        lines_of: writes the lines of the program.
+        card: the name of the card that was asked for; empty if none was.
+    """
+    device = found.device
+    name = one_line(found.snapshot.path.name)
+    made = _allocations(found)
+    yield (
+        f"{name}, cuda:{device.index}: {counted(made, 'allocation')} replayed by torch "
+        f"{_torch()} on an emulated card (no GPU)"
+    )
+    yield from _exactness(found)
+    yield ""
+    if found.usable_bytes is not None:
+        name = "the recording's card" if found.is_card_recorded else card
+        yield f"fits: whether {name} is enough, which has {_mb(found.usable_bytes)} for a program"
+    yield from _table(found)
+    yield ""
+    yield from _advice(found, lines_of)
+    yield from _notes(found)
+
+
+def _allocations(found: Trials) -> int:
+    return found.exactness.allocations if found.exactness else 0
+
+
+def _torch() -> str:
+    try:
+        return version("torch").partition("+")[0]
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+def _exactness(found: Trials) -> Iterator[str]:
+    begin = found.request_list.beginning
+    exact = found.exactness
+    if exact is None:
+        yield f"not compared with the recording: {one_line(found.error)}"
+        return
+    if not begin.segments:
+        start = "it begins with nothing reserved"
+    else:
+        start = (
+            f"it begins with {_mb(begin.reserved_bytes)} reserved, {_mb(begin.used_bytes)} in use"
+        )
+        if exact.wrong_segments or exact.start_difference_bytes:
+            start += (
+                f", which could not be rebuilt exactly: {exact.wrong_segments} of "
+                f"{len(begin.segments)} segments differ, the reserve by "
+                f"{exact.start_difference_bytes:+,} bytes"
+            )
+        else:
+            start += ", rebuilt exactly"
+    yield start
+    if exact.differing:
+        yield (
+            f"under its own settings the reserve differs from the recorded one after "
+            f"{exact.differing:,} of {counted(exact.allocations, 'allocation')}, by at most "
+            f"{exact.largest_bytes:,} bytes; first at event {exact.first_event:,}"
+        )
+    else:
+        yield (
+            f"under its own settings the reserve is the recorded one after each of "
+            f"{counted(exact.allocations, 'allocation')}, to the byte "
+            f"({counted(exact.growths, 'growth')})"
+        )
+    if begin.lost_blocks:
+        yield f"{counted(begin.lost_blocks, 'event')} of the recording contradict each other"
+
+
+def _table(found: Trials) -> Iterator[str]:
+    fits = found.usable_bytes is not None
+    head = ["setting", "in use MB", "reserved MB", *(["fits"] if fits else []), "calls"]
+    rows = [head]
+    for trial in found.trials:
+        run = trial.unlimited
+        label = _label(trial, found.snapshot.settings != {})
+        if run.error:
+            rows.append([label, one_line(run.error)[:60]])
+            continue
+        cells = [label, f"{run.allocated_bytes / MB:,.1f}", f"{run.reserved_bytes / MB:,.1f}"]
+        cells += [_fits(trial)] if fits else []
+        rows.append([*cells, f"{run.device_calls or 0:,}"])
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(head))]
+    for row in rows:
+        first = row[0].ljust(widths[0])
+        yield "  ".join([first, *(cell.rjust(widths[at]) for at, cell in enumerate(row) if at)])
+
+
+def _label(trial: Trial, knows_settings: bool) -> str:
+    if not trial.emptied:
+        text = trial.settings or _DEFAULTS
+        if not trial.is_recorded:
+            return text
+        return f"as recorded: {text if knows_settings else 'settings unknown'}"
+    times = counted(len(trial.emptied), "time")
+    return f"as recorded, empty_cache() {times}"
+
+
+def _fits(trial: Trial) -> str:
+    if trial.fits is None:
+        return "-"
+    if trial.fits:
+        return "yes, tight" if trial.is_tight else "yes"
+    refused = trial.refused
+    return "no" if refused is None else f"no, at event {refused.event:,}"
+
+
+def _advice(found: Trials, lines_of: Lines) -> Iterator[str]:
+    best = found.best
+    own = found.trials[0]
+    if best is None or own.unlimited.error:
+        return
+    if best.fits is False:
+        needed = min(trial.unlimited.allocated_bytes for trial in found.trials)
+        yield (
+            f"no setting is enough: {_mb(needed)} are in use at once, of "
+            f"{_mb(found.usable_bytes or 0)}. The program has to allocate less: python -m "
+            f"pytest_cka_memory snapshot FILE says which lines have most at the peak"
+        )
+        return
+    saved = own.unlimited.reserved_bytes - best.unlimited.reserved_bytes
+    if best is own or (saved <= 0 and own.fits is not False):
+        yield "no setting that was tried is better than that of the recording"
+        return
+    share = 100 * saved / own.unlimited.reserved_bytes
+    yield f"what to write: {_what(best, lines_of, found)}"
+    yield f"it takes {_mb(saved)} ({share:.0f} %) less of the card than the recording's setting"
+
+
+def _what(trial: Trial, lines_of: Lines, found: Trials) -> str:
+    if not trial.emptied:
+        text = trial.settings or '""'
+        return f"PYTORCH_ALLOC_CONF={text} in the environment, before torch is imported"
+    places = [lines_of.text(found.device.places[event])[0] for event in trial.emptied]
+    return "torch.cuda.empty_cache() before " + ", and before ".join(places)
+
+
+def _notes(found: Trials) -> Iterator[str]:
+    request_list = found.request_list
+    begin = request_list.beginning
+    own = found.trials[0].unlimited
+    if begin.reserved_bytes > _LARGE_START * max(1, own.reserved_bytes):
+        yield (
+            "note: what came before the recording is not in the file. Every row begins with the "
+            "memory that the recording begins with; record from the program's start to compare "
+            "settings for all of it"
+        )
+    if request_list.releases:
+        yield (
+            f"note: the recording's card was full {counted(request_list.releases, 'time')}, so "
+            "that the allocator released its cache; rows are without that unless the card is full"
+        )
+    if any(trial.is_tight for trial in found.trials):
+        yield (
+            "note: tight means that the allocator gives memory back to the card to make room, "
+            "which takes time"
+        )
+    if request_list.unclear_releases:
+        yield (
+            f"note: {request_list.unclear_releases} of these may have been calls of empty_cache(): "
+            "the recording has no Python stack there"
+        )
+    if any("garbage_collection_threshold" in trial.settings for trial in found.trials):
+        yield (
+            "note: garbage_collection_threshold does nothing in a program that does not call "
+            "torch.cuda.set_per_process_memory_fraction"
+        )
+    if own.streams_reused:
+        yield "note: it has more streams than torch hands out, so some share one here"
+    yield f"note: {written_by(found)}"
+
+
+def written_by(found: Trials) -> str:
+    """Return what the file tells of the torch version that wrote it."""
+    if found.device.names_pools:
+        known = "its events name pools, as versions after 2.9 write them"
+    elif not found.snapshot.settings:
+        known = "it has no allocator settings, which torch 2.3 and later write"
+    else:
+        known = "its events do not name pools, which newer versions than 2.9 write"
+    return (
+        f"the file does not say which torch version wrote it ({known}); the replay is by {_torch()}"
+    )
+
+
+def as_data(found: Trials) -> dict[str, Any]:
+    """Return the outcome as builtin types, sizes in bytes."""
+    return {
+        "file": found.snapshot.path.name,
+        "device": found.device.index,
+        "emulated": True,
+        "torch": _torch(),
+        "usable_bytes": found.usable_bytes,
+        "start_reserved_bytes": found.request_list.beginning.reserved_bytes,
+        "start_used_bytes": found.request_list.beginning.used_bytes,
+        "exactness": None if found.exactness is None else asdict(found.exactness),
+        "trials": [_row(trial) for trial in found.trials],
+    }
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    run = trial.unlimited
+    refused = trial.refused
+    return {
+        "settings": trial.settings,
+        "as_recorded": trial.is_recorded and not trial.emptied,
+        "emptied_before_events": list(trial.emptied),
+        "error": run.error,
+        "allocated_bytes": run.allocated_bytes,
+        "reserved_bytes": run.reserved_bytes,
+        "device_calls": run.device_calls,
+        "fits": trial.fits,
+        "tight": trial.is_tight,
+        "refused": None if refused is None else asdict(refused),
+    }
+
+
+def _mb(size: int) -> str:
+    return f"{size / MB:,.1f} MB"

@@ -1,0 +1,297 @@
+"""What a recording says, as a screenful of text and as builtin types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
+from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.snapshots import reserve, settings
+from pytest_cka_memory.snapshots.analysis import Analysis, Moment, Refusal, analysed, kinds
+from pytest_cka_memory.snapshots.lines import Line, Lines
+from pytest_cka_memory.snapshots.reading import Snapshot
+from pytest_cka_memory.units import MB, counted
+
+_MOST_LINES = 8
+_FEWER_LINES = 3
+_MOST_REFUSALS = 3
+_MOST_DIFFERENCES = 15
+_MOST_ROWS = 64
+_LEAST_KEPT = 0.02
+"""A share of the reserve: what keeps less from being released is not worth a line."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A file with what its devices recorded."""
+
+    snapshot: Snapshot
+    lines: Lines
+    devices: list[Analysis]
+
+    @property
+    def name(self) -> str:
+        """The file's name, safe for a terminal."""
+        return one_line(self.snapshot.path.name)
+
+    @property
+    def highest(self) -> Analysis | None:
+        """The device that had most in use."""
+        return max(self.devices, key=lambda each: each.peak.used_bytes, default=None)
+
+
+def read_all(snapshot: Snapshot, *, full_paths: bool = False) -> Read:
+    """Return a file with what its devices recorded.
+
+    Args:
+        snapshot: the file.
+        full_paths: whether lines are written with the paths that the file has.
+    """
+    lines = Lines(snapshot, full_paths=full_paths)
+    return Read(snapshot, lines, [analysed(snapshot, device) for device in snapshot.devices])
+
+
+def text(files: Sequence[Read]) -> Iterator[str]:
+    """Yield the text of one file, the difference of two, or several side by side."""
+    rows = [(read, device) for read in files for device in read.devices]
+    if len(rows) > 1:
+        yield from _side_by_side(rows)
+        yield ""
+    if len(files) == 2:
+        yield from _difference(*files)
+        return
+    read = max(files, key=lambda each: each.highest.peak.used_bytes if each.highest else -1)
+    if read.highest is None:
+        yield f"{read.name}: nothing was recorded, and nothing is reserved"
+        return
+    yield from _device(read, read.highest)
+
+
+def _device(read: Read, found: Analysis) -> Iterator[str]:
+    device = found.device
+    time = "" if found.seconds is None else f" over {found.seconds:,.1f} s"
+    known = settings.recorded(read.snapshot.settings) or "torch's default settings"
+    yield (
+        f"{read.name}, cuda:{device.index}: {counted(len(device), 'event')}{time}, "
+        f"{counted(found.allocations, 'allocation')}, {known}"
+    )
+    if found.beginning.segments and device.actions:
+        yield (
+            f"the recording begins with {_mb(found.beginning.used_bytes)} in use, "
+            f"{_mb(found.beginning.reserved_bytes)} reserved"
+        )
+    if device.actions:
+        yield f"highest in use    {_moment(found.peak, 'reserved')}"
+        yield f"highest reserved  {_moment(found.reserved_peak, 'in use')}"
+    else:
+        yield "it has no events, only what was there at its end: record them before, with"
+        yield '  torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")'
+    live = found.live(found.peak)
+    if device.actions:
+        yield from _lines("in use at the peak, by line:", read.lines.grouped(live), _MOST_LINES)
+        yield _kinds(read.snapshot, live, found.peak.used_bytes)
+    for refusal in found.refusals[-_MOST_REFUSALS:]:
+        yield from _refusal(read, found, refusal)
+    if len(found.refusals) > _MOST_REFUSALS:
+        yield f"and out of memory at {len(found.refusals) - _MOST_REFUSALS:,} earlier events"
+    end = read.lines.grouped(found.live(found.end))
+    used, reserved = found.end.used_bytes, found.end.reserved_bytes
+    title = f"in use at the end: {_mb(used)} of {_mb(reserved)} reserved, by line:"
+    yield from _lines(title, end, _FEWER_LINES if device.actions else _MOST_LINES)
+    yield from _reserve(read, found)
+    if read.snapshot.host_events:
+        yield (
+            f"{counted(read.snapshot.host_events, 'event')} of pinned memory of the host are in "
+            "the file and left out here"
+        )
+    if device.actions:
+        yield f"under other settings: python -m pytest_cka_memory replay {read.name}"
+
+
+def _reserve(read: Read, found: Analysis) -> Iterator[str]:
+    """Yield what the reserve at the end consists of, and what keeps its free parts.
+
+    Nothing is yielded if the program has freed its memory after it ran out: then the reserve at the
+    end is not what filled the card.
+    """
+    used = [refusal.moment.used_bytes for refusal in found.refusals]
+    if not found.device.segments or (used and found.end.used_bytes < max(used) / 2):
+        return
+    state = reserve.explained(read.snapshot, found.device)
+    yield "the reserve at the end:"
+    yield from (f"  {line}" for line in reserve_lines(state.parts))
+    kept = reserve.kept_by_line(found.device, state, read.lines)
+    least = _LEAST_KEPT * found.end.reserved_bytes
+    for row in [row for row in kept if row.bytes >= least][:_FEWER_LINES]:
+        yield (
+            f"  blocks of {row.line} keep {_mb(row.bytes)} from being released, in "
+            f"{counted(row.segments, 'segment')}"
+        )
+    advice = reserve_advice(state.parts)
+    if advice:
+        yield f"  what to do: {advice}"
+
+
+def _moment(moment: Moment, other: str) -> str:
+    first, second = moment.used_bytes, moment.reserved_bytes
+    if other == "in use":
+        first, second = second, first
+    when = "at the begin" if moment.event < 0 else f"at event {moment.event:,}"
+    time = "" if moment.seconds is None else f" ({moment.seconds:,.2f} s)"
+    return f"{_mb(first)} {when}{time}, with {_mb(second)} {other}"
+
+
+def _lines(title: str, rows: Sequence[Line], most: int) -> Iterator[str]:
+    if not rows:
+        return
+    yield title
+    shown = rows if len(rows) <= most + 1 else rows[:most]
+    for row in shown:
+        caller = f", from {row.callers[0]}" if row.callers else ""
+        yield (
+            f"  {row.bytes / MB:>10,.1f} MB in {counted(row.blocks, 'block')}  "
+            f"{row.line}{caller}  [{row.kind}]"
+        )
+    rest = rows[len(shown) :]
+    if rest:
+        size = sum(row.bytes for row in rest)
+        yield f"  {size / MB:>10,.1f} MB in {counted(len(rest), 'other line')}"
+
+
+def _kinds(snapshot: Snapshot, live: Sequence[Any], total: int) -> str:
+    parts = [
+        f"{name} {100 * size / max(1, total):.0f} %"
+        for name, size in kinds(snapshot, live)
+        if size * 200 >= total
+    ]
+    return f"by kind, as far as the stacks tell: {', '.join(parts)}"
+
+
+def _refusal(read: Read, found: Analysis, refusal: Refusal) -> Iterator[str]:
+    moment = refusal.moment
+    time = "" if moment.seconds is None else f" ({moment.seconds:,.2f} s)"
+    yield (
+        f"out of memory at event {moment.event:,}{time}: {_mb(refusal.requested_bytes)} were asked "
+        f"for by {read.lines.text(refusal.site)[0]}; {_mb(refusal.free_bytes)} were free on the "
+        f"card, and of {_mb(moment.reserved_bytes)} reserved {_mb(moment.used_bytes)} in use"
+    )
+    rows = read.lines.grouped(found.live(moment))
+    yield from _lines("  in use then, by line:", rows, _FEWER_LINES)
+
+
+def _side_by_side(rows: Sequence[tuple[Read, Analysis]]) -> Iterator[str]:
+    head = [
+        "file",
+        "device",
+        "events",
+        "in use MB",
+        "at event",
+        "reserved MB",
+        "end MB",
+        "out of memory",
+    ]
+    table = [head]
+    for read, found in rows[:_MOST_ROWS]:
+        table.append(
+            [
+                read.name[:40],
+                f"cuda:{found.device.index}",
+                f"{len(found.device):,}",
+                f"{found.peak.used_bytes / MB:,.1f}",
+                f"{found.peak.event:,}" if found.peak.event >= 0 else "begin",
+                f"{found.reserved_peak.reserved_bytes / MB:,.1f}",
+                f"{found.end.used_bytes / MB:,.1f}",
+                counted(len(found.refusals), "time") if found.refusals else "-",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
+        yield "  ".join(cells).rstrip()
+    if len(rows) > _MOST_ROWS:
+        yield f"and {len(rows) - _MOST_ROWS:,} more"
+
+
+def _difference(old: Read, new: Read) -> Iterator[str]:
+    pairs = zip(old.devices, new.devices, strict=False)
+    for before, after in pairs:
+        rows = differences(old, before, new, after)
+        total = after.peak.used_bytes - before.peak.used_bytes
+        reserved = after.reserved_peak.reserved_bytes - before.reserved_peak.reserved_bytes
+        yield (
+            f"cuda:{after.device.index}: {total / MB:+,.1f} MB at the peak, "
+            f"{reserved / MB:+,.1f} MB reserved, from {old.name} to {new.name}"
+        )
+        if not rows:
+            yield "  each line has as much at the peak as before"
+        for line, change, now in rows[:_MOST_DIFFERENCES]:
+            yield f"  {change / MB:>+12,.1f} MB, now {now / MB:,.1f} MB  {line}"
+        rest = rows[_MOST_DIFFERENCES:]
+        if rest:
+            size = sum(change for _, change, _ in rest)
+            yield f"  {size / MB:>+12,.1f} MB in {counted(len(rest), 'other line')}"
+
+
+def differences(
+    old: Read, before: Analysis, new: Read, after: Analysis
+) -> list[tuple[str, int, int]]:
+    """Return line, change and new bytes of each line whose bytes at the peak differ.
+
+    Args:
+        old: a file.
+        before: one of its devices.
+        new: another file.
+        after: the device of it to compare with.
+    """
+    were = {row.line: row.bytes for row in old.lines.grouped(before.live(before.peak))}
+    are = {row.line: row.bytes for row in new.lines.grouped(after.live(after.peak))}
+    rows = [
+        (line, are.get(line, 0) - were.get(line, 0), are.get(line, 0))
+        for line in {**were, **are}
+        if are.get(line, 0) != were.get(line, 0)
+    ]
+    return sorted(rows, key=lambda row: (-abs(row[1]), row[0]))
+
+
+def as_data(read: Read) -> dict[str, Any]:
+    """Return what a file says as builtin types, sizes in bytes."""
+    return {
+        "file": read.snapshot.path.name,
+        "settings": dict(read.snapshot.settings),
+        "devices": [_data(read, found) for found in read.devices],
+    }
+
+
+def _data(read: Read, found: Analysis) -> dict[str, Any]:
+    return {
+        "device": found.device.index,
+        "events": len(found.device),
+        "allocations": found.allocations,
+        "seconds": found.seconds,
+        "start_used_bytes": found.beginning.used_bytes,
+        "start_reserved_bytes": found.beginning.reserved_bytes,
+        "peak": _moment_data(read, found, found.peak),
+        "reserved_peak": found.reserved_peak._asdict(),
+        "end": _moment_data(read, found, found.end),
+        "kinds": dict(kinds(read.snapshot, found.live(found.peak))),
+        "out_of_memory": [
+            {
+                **_moment_data(read, found, refusal.moment),
+                "requested_bytes": refusal.requested_bytes,
+                "free_bytes": refusal.free_bytes,
+                "line": read.lines.text(refusal.site)[0],
+            }
+            for refusal in found.refusals
+        ],
+    }
+
+
+def _moment_data(read: Read, found: Analysis, moment: Moment) -> dict[str, Any]:
+    rows = read.lines.grouped(found.live(moment))
+    return {**moment._asdict(), "lines": [row._asdict() for row in rows[:100]]}
+
+
+def _mb(size: int) -> str:
+    return f"{size / MB:,.1f} MB"
