@@ -39,7 +39,8 @@ PICTURES = {
         many
         comparison
         running        result
-        data           plots
+        data           masks       plots
+        samples
         capture        functional  layer_ticks
         errors
     """,

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection, format_labels
-from cka.capture.outputs import LeftOut, tensors_in
-from cka.data import samples_in
+from cka.capture.outputs import LeftOut
+from cka.capture.structures import named_tensors, shapes_of, tensors_in
+from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
 from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
 from cka.functional.precision import sum_dtype
@@ -139,6 +140,7 @@ class Run:
         *,
         over_ranks: bool,
         resamplings: ResamplingsOfPair,
+        counting: Counting,
     ) -> None:
         """Prepare a comparison.
 
@@ -148,7 +150,10 @@ class Run:
             estimator: gets the measurements.
             over_ranks: whether the sums of all ranks of ``torch.distributed`` are added.
             resamplings: the same that the estimator adds to; their sums are read here.
+            counting: says how many samples a batch has.
         """
+        self._counting = counting
+        self._first_skipped = ""
         self._resamplings = resamplings
         self.samples = 0
         self.last_samples = 0
@@ -167,9 +172,10 @@ class Run:
         A batch that does not show its number of samples is not skipped: :meth:`add` gets it from
         the first output.
         """
-        size = samples_in(batch)
+        size = self._counting.count(batch)
         if size is None or size >= self._estimator.min_samples:
             return False
+        self._first_skipped = self._first_skipped or shapes_of(dict(named_tensors(batch)), 3)
         self._skipped_sizes.append(size)
         return True
 
@@ -234,11 +240,24 @@ class Run:
                     for resampling in self._resamplings
                 ]
         if sums is None:
-            raise InputError(
-                f"no batch had at least {self._estimator.min_samples} samples "
-                f"({len(self._skipped_sizes)} smaller ones were skipped); use larger batches"
-            )
+            raise InputError(self._no_batch())
         return self._outcome_of(sums, *resampled)
+
+    def _no_batch(self) -> str:
+        least = self._estimator.min_samples
+        if not self._skipped_sizes and self.samples:
+            return f"{self.samples} samples are too few; the estimator needs at least 4 in all"
+        if not self._skipped_sizes:
+            return (
+                f"no batch had at least {least} samples, because the loader yielded none; a "
+                "generator can be used only once, so pass a list or a DataLoader"
+            )
+        shapes = f", the first of shapes {self._first_skipped}" if self._first_skipped else ""
+        return (
+            f"no batch had at least {least} samples ({len(self._skipped_sizes)} smaller ones were "
+            f"skipped{shapes}); use larger batches, or pass samples= if the samples are not in "
+            "axis 0, and feed= if a batch is a list of samples"
+        )
 
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
         rows = [runner.rows.to_builtin() for runner in self._runners]
@@ -309,7 +328,7 @@ class Run:
 
     def _warnings(self) -> list[str]:
         """Return warnings about layers and batches that were left out."""
-        never_ran, other_tokens = [], []
+        never_ran, other_tokens, not_pooled = [], [], []
         left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LeftOut}
         for chosen, runner in zip(
             self._selections, (self._runners[0], self._runners[-1]), strict=True
@@ -317,6 +336,7 @@ class Run:
             never_ran += chosen.never_ran([*runner.rows.calls, *runner.rows.left_out])
             used = [call for call in runner.rows.calls if call not in runner.rows.left_out]
             other_tokens += [call.label for call in used if call in runner.rows.other_tokens]
+            not_pooled += [call.label for call in used if call in runner.rows.not_pooled]
             for reason, labels in left_out.items():
                 labels += runner.rows.labels_left_out(reason)
         return _named(
@@ -327,6 +347,11 @@ class Run:
                     "the mask is not applied to layers with another number of tokens; all their "
                     "positions are used (pass mask= for their tokens, or mask=None)",
                     other_tokens,
+                ),
+                (
+                    "the pooling is not applied to layers whose positions are not known, or are "
+                    "in several axes; all their values are used (pass axes= to name the axes)",
+                    not_pooled,
                 ),
                 (
                     f"batches with fewer than {self._estimator.min_samples} samples are left out, "

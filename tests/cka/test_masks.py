@@ -141,7 +141,7 @@ def test_model_gets_the_mask_of_a_dataclass():
             return super().forward(input_ids)
 
     matrix(Record(**batch_of(0)), model=Reads())
-    assert torch.equal(seen[0], RIGHT.long())
+    assert torch.equal(seen[-1], RIGHT.long())
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_layers_with_tokens_in_more_dimensions_are_left_out_with_a_warning():
             self.weights((x @ x.mT)[:, None])
             return x
 
-    with pytest.warns(CKAWarning, match="more than three dimensions.*: weights$"):
+    with pytest.warns(CKAWarning, match="tokens in more than one axis.*: weights$"):
         assert matrix(batch_of(0), model=Attention()).shape == (2, 2)
 
 
@@ -274,7 +274,6 @@ def test_layers_with_tokens_in_more_dimensions_are_left_out_with_a_warning():
             r"shape \(8, 1, 5, 5\), but .* shape \(8, tokens\); write mask=lambda batch",
             id="four-dimensions",
         ),
-        pytest.param(RIGHT[:7], r"shape \(7, 5\), but .* 8 samples", id="samples"),
         pytest.param(
             torch.where(RIGHT, 0.0, -1e9), r"other than 0 and 1 \(-1000000000.0 to 0.0\)", id="bias"
         ),
