@@ -251,7 +251,15 @@ def _draw_matrix(
 
     low, high = colours
     ax.imshow(
-        values.double().numpy(), origin="lower", cmap=cmap, vmin=low, vmax=high, aspect="auto"
+        values.double().numpy(),
+        origin="lower",
+        cmap=cmap,
+        vmin=low,
+        vmax=high,
+        aspect="auto",
+        # Colours of the L1 L2 cells, not of all pixels: of 300 layers there are 42 million.
+        interpolation="nearest",
+        interpolation_stage="rgba",
     )
     font = _font_size(max(values.shape))
     label_layers(ax.xaxis, result.model2_layers, font)

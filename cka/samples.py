@@ -90,12 +90,14 @@ class SampleRule:
         """
         chosen = self._chosen(dict(named))
         sizes = self._sizes(chosen or {}, model)
-        if len(sizes) == 1:
+        is_list = not self.is_set and _has_a_list(named)
+        if len(sizes) == 1 and not is_list:
             return sizes.pop()
         given = f"of shapes {shapes_of(named)}" if named else "without a tensor"
         raise InputError(
-            f"the number of samples is not known: the model gets inputs {given}, which differ in "
-            f"axis {self._axis}; {_WRITE}"
+            f"the number of samples is not known: the model gets inputs {given}, which "
+            + ("may be a list of samples" if is_list else f"differ in axis {self._axis}")
+            + f"; {_WRITE}"
         )
 
     def axis_of(self, name: str, tensor: Tensor, model: nn.Module | None = None) -> int | None:
@@ -158,6 +160,15 @@ class SampleRule:
         return bool(named) and all(
             axis is not None and named[name].shape[axis] == samples for name, axis in axes.items()
         )
+
+
+def _has_a_list(named: Mapping[str, Tensor]) -> bool:
+    """Whether one of the inputs is a list of tensors that are all alike, as samples are."""
+    lists: dict[str, list[int]] = {}
+    for name, tensor in named.items():
+        if name.endswith("]"):
+            lists.setdefault(name.rpartition("[")[0], []).append(tensor.ndim)
+    return any(len(each) > 1 and len(set(each)) == 1 for each in lists.values())
 
 
 def _is_text(value: Any) -> bool:

@@ -194,7 +194,10 @@ class AxesOfLayers:
         if len(shape) == 3 and batch_first is not None:
             axis = 0 if batch_first else 1
             return axis if shape[axis] == samples else None
-        if isinstance(module, _FEATURES_SECOND) and len(shape) > 2:
+        of_class = (len(shape) > 2 and isinstance(module, _FEATURES_SECOND)) or (
+            len(shape) == 2 and isinstance(module, _FEATURES_LAST)
+        )
+        if of_class:
             return 0 if shape[0] == samples else None
         equal = [at for at, size in enumerate(shape) if size == samples]
         if len(equal) > 1:

@@ -76,6 +76,8 @@ class Prober:
         self._intercept = intercept
         self._axis_of = axis_of
         self._inputs: list[InputOf] = []
+        self.was_cut = False
+        """Whether an input had the samples in an axis, so that the model was run on fewer."""
 
     def probe(
         self, samples: int, masks: Mapping[str, TokenMask | None], *, positions: bool
@@ -101,12 +103,13 @@ class Prober:
             )
             if axis is None or tensor.shape[axis] != samples:
                 return tensor
+            self.was_cut = True
             return _selected(tensor, axis, index)
 
         shapes, problem = self._shapes(cut_samples)
-        if shapes is None or not self._inputs:
-            probed.problem = problem
-            probed.problems = dict.fromkeys(masks, problem)
+        if shapes is None or not self.was_cut:
+            probed.problem = problem or f"no input has {samples} samples"
+            probed.problems = dict.fromkeys(masks, probed.problem)
             return probed
         probed.shapes = shapes
         for name, mask in masks.items():
@@ -122,8 +125,10 @@ class Prober:
             return
         plans = list(self._plans(name, mask))
         problem = f"no input of the model has {mask.count} tokens"
-        alternatives = []
+        alternatives: list[tuple[dict[str, list[int]], int, dict[Call, Shape]]] = []
         for is_sure, plan in plans[:_MOST_FAILURES]:
+            if is_sure and alternatives:
+                break
             for fewer in dict.fromkeys((_half(mask.count), mask.count - 1)):
                 shapes, failed = self._shapes(_cut_tokens(cut_samples, plan, fewer))
                 problem = failed or problem
@@ -131,19 +136,15 @@ class Prober:
                     continue
                 alternatives.append((plan, fewer, shapes))
                 break
-            if is_sure and alternatives:
-                break
         if not alternatives:
             probed.problems[name] = problem
             return
-        if len(alternatives) > 1 and not plans[0][0]:
-            inputs = " or ".join(
-                repr(next(iter(plan))) for plan, _, _ in alternatives if len(plan) < 3
-            )
+        if len(alternatives) > 1:
+            inputs = [next(iter(plan)) for plan, _, _ in alternatives]
             raise InputError(
-                f"the mask {mask.name!r} has {mask.count} tokens, as have several inputs of the "
-                f"model: {inputs}; write mask={{'input': {mask.name!r}}} with the input that it "
-                "belongs to"
+                f"{mask.name} has {mask.count} tokens, as have several inputs of the model, "
+                f"{' and '.join(map(repr, inputs))}; write mask={{{inputs[0]!r}: ...}} with the "
+                "input that the mask belongs to"
             )
         _, fewer, shapes = alternatives[0]
         probed.tokens[name] = (mask.count, fewer, shapes)

@@ -348,8 +348,30 @@ class ModelRunner:
             if samples is None:
                 return None
             prober = Prober(self._modules, self._reader, call, intercept, self._axis_of)
-            self._axes.use(prober.probe(samples, needed, positions=positions))
+            probed = prober.probe(samples, needed, positions=positions)
+            if self._settings.feed is not None and not prober.was_cut:
+                # The user's function did not call the model itself, but a part of it.
+                prober = self._prober_of_batch(call)
+                probed = prober.probe(samples, needed, positions=positions)
+            self._axes.use(probed)
         return samples
+
+    def _prober_of_batch(self, call: Callable[[], Any]) -> Prober:
+        """Return a prober that gives the user's function fewer samples."""
+        assert isinstance(call, partial)
+        model, batch = call.args
+        changes: list[Change] = []
+
+        @contextmanager
+        def intercept(change: Change) -> Iterator[None]:
+            changes.append(change)
+            yield
+
+        def run() -> None:
+            call.func(model, map_named(batch, changes[-1]))
+
+        rule = self._settings.rule
+        return Prober(self._modules, self._reader, run, intercept, rule.axis_of)
 
     def _count_by_inputs(self, call: Callable[[], Any]) -> int | None:
         """Return the number of samples that the model's own inputs show; the model is not run."""
@@ -363,8 +385,11 @@ class ModelRunner:
         try:
             with changed_inputs(self._model, stop):
                 call()
-        except CKAError:
-            raise
+        except CKAError as error:
+            reason = self._reason(call)
+            if reason is None:
+                raise
+            raise InputError(f"{self._name} cannot run on a batch: {reason}") from error
         except Exception:  # _InputsSeenError, or what the run for the comparison will raise again
             pass
         return seen[0] if seen else None

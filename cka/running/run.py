@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cka.capture.hooks import PassRecord
-from cka.capture.layers import Selection, format_labels
+from cka.capture.layers import Selection
 from cka.capture.outputs import LeftOut
 from cka.capture.structures import named_tensors, shapes_of, tensors_in
 from cka.data import Counting
@@ -31,6 +30,7 @@ from cka.functional.sums import (
 )
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
+from cka.running.messages import named_warnings, nan_warnings
 from cka.running.model_runner import ModelRunner, Rows, merge_rows
 
 
@@ -313,7 +313,7 @@ class Run:
             [rows.calls[at].label for at in order]
             for rows, order in zip(rows_of_models, orders, strict=True)
         ]
-        warnings += _nan_warnings(labels, [selected.self1, selected.self2])
+        warnings += nan_warnings(labels, [selected.self1, selected.self2])
         return Outcome(
             matrix=matrix.to("cpu", self._result_dtype),
             standard_error=error.to("cpu", self._result_dtype),
@@ -339,7 +339,7 @@ class Run:
             not_pooled += [call.label for call in used if call in runner.rows.not_pooled]
             for reason, labels in left_out.items():
                 labels += runner.rows.labels_left_out(reason)
-        return _named(
+        return named_warnings(
             [
                 ("layers that never ran are left out", never_ran),
                 *((reason.value, labels) for reason, labels in left_out.items()),
@@ -360,41 +360,6 @@ class Run:
                 ),
             ]
         )
-
-
-def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:
-    """Return warnings about layers whose CKA is NaN: their HSIC with themselves is 0 or NaN."""
-    constant: list[str] = []
-    not_finite: list[str] = []
-    negative: list[str] = []
-    for names, terms in zip(labels, self_terms, strict=True):
-        if type(terms) is not Tensor:  # a fake tensor, which has no values
-            continue
-        for name, term in zip(names, terms.tolist(), strict=True):
-            if term == 0:
-                constant.append(name)
-            elif term < 0:
-                negative.append(name)
-            elif not math.isfinite(term):
-                not_finite.append(name)
-    return _named(
-        [
-            ("CKA is NaN for layers whose output is the same for every sample", constant),
-            ("CKA is NaN for layers whose output contains NaN or infinity", not_finite),
-            (
-                "CKA is NaN for layers with too few features or samples for "
-                'estimator="sampled_neurons", whose corrected HSIC is not positive',
-                negative,
-            ),
-        ]
-    )
-
-
-def _named(texts: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Return each text with its labels, without repeats; drop texts that have none."""
-    return [
-        f"{text}: {format_labels(list(dict.fromkeys(names)))}" for text, names in texts if names
-    ]
 
 
 class SimultaneousRuns:
