@@ -25,11 +25,13 @@ from cka.functional.distributions import (
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
+from cka.functional.neighbours import CKNNA, MutualKNN, measure_from_features
 from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match
 
 __all__ = [
     "CKA",
+    "CKNNA",
     "RBF",
     "CKAError",
     "CKAResult",
@@ -42,10 +44,12 @@ __all__ = [
     "LayerError",
     "Match",
     "MissingExtraError",
+    "MutualKNN",
     "NullDistribution",
     "SettingError",
     "cka_from_features",
     "compare_many",
     "hsic",
+    "measure_from_features",
     "null_distribution",
 ]

@@ -16,13 +16,15 @@ from cka.capture.layers import Layers, select, selects
 from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data import batch_count, batch_tuples, check_loader, sample_count, shuffles
 from cka.errors import CKAError, CKAWarning, SettingError
+from cka.functional.hsic import HSICEstimator
 from cka.functional.kernels import RBF, Kernel, check_linear, linear_gram, resolve_kernel
+from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
 from cka.masks import Mask, check_masks
 from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
-from cka.running.exact import Exact
+from cka.running.exact import Exact, ExactNeighbours
 from cka.running.model_runner import (
     ComparedModel,
     Feed,
@@ -75,7 +77,8 @@ class CKA:
         model1_name: str | None = None,
         model2_name: str | None = None,
         device: torch.device | str | int | None = None,
-        estimator: EstimatorName = "unbiased",
+        estimator: EstimatorName | None = None,
+        measure: str | Measure = "cka",
         kernel: str | Kernel = "linear",
         hsic_batch_size: int | None = None,
         pooling: Pooling | None = None,
@@ -106,8 +109,13 @@ class CKA:
             device: the device on which both models run. None means each model's own device if it
                 is an accelerator, otherwise the current accelerator, or the CPU if none is
                 available. ``compare`` moves a model there and back if necessary.
-            estimator: "unbiased" (HSIC summed over minibatches, Nguyen et al. 2020), "biased" (the
-                same with the biased HSIC of Gretton et al. 2005), "exact" (one unbiased estimate
+            measure: "cka" (default), or similarity by nearest neighbours (Huh et al. 2024):
+                "mutual_knn" or "cknna", or ``cka.MutualKNN(k=20)`` or ``cka.CKNNA(k=20)`` for other
+                numbers of neighbours than 10. They need the features of all samples.
+            estimator: None is "unbiased" for CKA, and "exact" for measures by neighbours, which
+                have no unbiased estimate from minibatches. "unbiased" (HSIC summed over
+                minibatches, Nguyen et al. 2020), "biased" (the same with the biased HSIC of
+                Gretton et al. 2005), "exact" (one unbiased estimate
                 over all samples, for which all features are stored in host memory), or
                 "sampled_neurons" (unbiased, and corrected for a finite number of features, Chun
                 et al. 2025; see :func:`cka.cka_from_features`; for the linear kernel).
@@ -158,7 +166,13 @@ class CKA:
             SettingError: if a setting is unknown or out of range.
             RuntimeError: if torch does not know the device.
         """
-        check_settings(estimator, hsic_batch_size)
+        self._measure = resolve_measure(measure)
+        self._estimator = check_estimator_of(self._measure, estimator)
+        check_settings(self._estimator, hsic_batch_size)
+        if self._measure is not None and kernel != "linear":
+            raise SettingError(
+                f"measure={self._measure.name!r} has no kernel, got kernel={kernel!r}; omit it"
+            )
         check_model(model1, "model1")
         first = unwrap(model1)
         if model2 is not None:
@@ -180,9 +194,8 @@ class CKA:
             ComparedModel(second, select(second, model2_layers), names[1]),
         )
         self._device = None if device is None else torch.device(device)
-        self._estimator = estimator
         self._kernel = resolve_kernel(kernel)
-        if estimator == "sampled_neurons":
+        if self._estimator == "sampled_neurons":
             check_linear(self._kernel)
         self._kernel_name = (
             kernel if isinstance(kernel, str) else getattr(kernel, "__name__", None) or repr(kernel)
@@ -266,7 +279,7 @@ class CKA:
                 CKAWarning,
                 stacklevel=2,
             )
-        resamples = Resamples.checked(null, bootstrap, generator, self._estimator)
+        resamples = Resamples.checked(null, bootstrap, generator, self._estimator, self._measure)
         (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, resamples)
         for message in outcome.warnings:
             warnings.warn(message, CKAWarning, stacklevel=2)
@@ -289,6 +302,7 @@ class CKA:
             batches=outcome.batches,
             estimator=self._estimator,
             kernel=self._kernel_name,
+            measure="cka" if self._measure is None else self._measure.name,
             self_comparison=first.module is second.module and loaders == 1 and self._one_mask,
         )
 
@@ -389,7 +403,10 @@ class CKA:
                     "has several ranks; run it on one rank with distributed=False, or use "
                     "estimator='unbiased'"
                 )
-            return Exact(self._kernel, sample_count(loader), self._limit_bytes, resamplings)
+            expected = sample_count(loader)
+            if self._measure is not None:
+                return ExactNeighbours(self._measure, expected, self._limit_bytes, resamplings)
+            return Exact(self._kernel, expected, self._limit_bytes, resamplings)
         if self._estimator == "sampled_neurons":
             return Minibatch(
                 self._kernel,
@@ -399,7 +416,8 @@ class CKA:
                 sampled_neurons=True,
                 advice=advice,
             )
-        return Minibatch(self._kernel, self._estimator, self._part_size, resamplings, advice=advice)
+        kind: HSICEstimator = "biased" if self._estimator == "biased" else "unbiased"
+        return Minibatch(self._kernel, kind, self._part_size, resamplings, advice=advice)
 
     def _advice(self) -> SmallerParts | None:
         """Return what may propose parts; None if they are set, or the kernel's cost is unknown."""

@@ -31,6 +31,7 @@ Figures = TypeVar("Figures", Calibration, Confidence)
 
 
 _SCHEMA = "cka-result/1"
+_TITLES = {"cka": "CKA", "mutual_knn": "mutual kNN", "cknna": "CKNNA"}
 _MATRICES = ("matrix", "standard_error")
 _FIGURES = {"calibration": Calibration, "confidence": Confidence}
 
@@ -103,6 +104,8 @@ class CKAResult:
     """Name of the kernel."""
     self_comparison: bool
     """Whether one model was compared with itself on the same data."""
+    measure: str = "cka"
+    """``"cka"``, ``"mutual_knn"`` or ``"cknna"``."""
     calibration: Calibration | None = None
     """z and p-values by permutations of the samples; None without ``null`` in ``compare``."""
     confidence: Confidence | None = None
@@ -169,13 +172,18 @@ class CKAResult:
                 matches.append(Match(layer, self.model2_layers[column], value, error))
         return matches
 
+    @property
+    def title(self) -> str:
+        """Name of the measure, as it is written: CKA, mutual kNN or CKNNA."""
+        return _TITLES.get(self.measure, self.measure)
+
     def lines(self) -> list[str]:
         """Return the result as text: a heading, and one line for each best match."""
         heading = (
-            f"CKA of {self.model1_name} ({len(self.model1_layers)} layers) and "
+            f"{self.title} of {self.model1_name} ({len(self.model1_layers)} layers) and "
             f"{self.model2_name} ({len(self.model2_layers)} layers): {self.samples} samples in "
             f"{self.batches} {'batch' if self.batches == 1 else 'batches'}, "
-            f"{self.estimator}, {self.kernel} kernel"
+            f"{self.estimator}" + (f", {self.kernel} kernel" if self.measure == "cka" else "")
         )
         for figures in (self.calibration, self.confidence):
             if figures is not None:
@@ -206,7 +214,7 @@ class CKAResult:
             raise plots.missing_extra("pandas", "to_dataframe()") from error
         resampled = self.calibration is not None or self.confidence is not None
         if long or (long is None and resampled):
-            columns = {"cka": self.matrix, "standard_error": self.standard_error}
+            columns = {self.measure: self.matrix, "standard_error": self.standard_error}
             if self.calibration is not None:
                 columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
             if self.confidence is not None:

@@ -16,8 +16,9 @@ from cka.capture.structures import named_tensors, shapes_of, tensors_in
 from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
 from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
+from cka.functional.neighbours import Measure, kinds_of
 from cka.functional.precision import sum_dtype
-from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Resampled, Resampling
+from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
 from cka.functional.sums import (
     Sums,
     cka_with_error,
@@ -44,6 +45,8 @@ class Resamples:
     """Number of resamples with replacement; None for no confidence."""
     seed: int
     """Seed of what is drawn."""
+    kinds: tuple[Kind, Kind] = (PERMUTATIONS, BOOTSTRAP)
+    """What is drawn, and what is computed of it."""
 
     @classmethod
     def checked(
@@ -52,6 +55,7 @@ class Resamples:
         bootstrap: int | None,
         generator: torch.Generator | None,
         estimator: str,
+        measure: Measure | None = None,
     ) -> Resamples:
         """Return the settings, with a seed from the generator, or 0.
 
@@ -75,11 +79,17 @@ class Resamples:
                 f"estimator='sampled_neurons' has no bootstrap, got bootstrap={bootstrap}; "
                 "omit it, or use estimator='unbiased'"
             )
+        if bootstrap is not None and measure is not None and not measure.has_bootstrap:
+            raise SettingError(
+                f"measure={measure.name!r} has no bootstrap, got bootstrap={bootstrap}; omit it, "
+                "or use measure='cka' or 'mutual_knn'"
+            )
+        kinds = (PERMUTATIONS, BOOTSTRAP) if measure is None else kinds_of(measure)
         # A generator that is not needed keeps its state.
         if generator is None or (null is None and bootstrap is None):
-            return cls(null, bootstrap, 0)
+            return cls(null, bootstrap, 0, kinds)
         seed = torch.randint(2**53, (), generator=generator, device="cpu")
-        return cls(null, bootstrap, int(seed))
+        return cls(null, bootstrap, int(seed), kinds)
 
     def of_pair(self, rank: int) -> ResamplingsOfPair:
         """Return what resamples the batches of one pair of models.
@@ -89,8 +99,8 @@ class Resamples:
         """
         seed = self.seed + rank  # ranks draw independently of each other
         return ResamplingsOfPair(
-            None if self.null is None else Resampling(PERMUTATIONS, self.null, seed),
-            None if self.bootstrap is None else Resampling(BOOTSTRAP, self.bootstrap, seed),
+            None if self.null is None else Resampling(self.kinds[0], self.null, seed),
+            None if self.bootstrap is None else Resampling(self.kinds[1], self.bootstrap, seed),
         )
 
 
