@@ -26,13 +26,16 @@ from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
 from cka.functional.neighbours import CKNNA, MutualKNN, measure_from_features
+from cka.gate import Agreement, same_representations
 from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match
+from cka.stored import StoredFeatures, compare_features, save_features
 
 __all__ = [
     "CKA",
     "CKNNA",
     "RBF",
+    "Agreement",
     "CKAError",
     "CKAResult",
     "CKAResults",
@@ -47,9 +50,13 @@ __all__ = [
     "MutualKNN",
     "NullDistribution",
     "SettingError",
+    "StoredFeatures",
     "cka_from_features",
+    "compare_features",
     "compare_many",
     "hsic",
     "measure_from_features",
     "null_distribution",
+    "same_representations",
+    "save_features",
 ]

@@ -149,6 +149,13 @@ class CKAResult:
             model2_layers=[self.model2_layers[at] for at in columns],
         )
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return the matrix for ``numpy.asarray(result)``, (L1, L2)."""
+        array = self.matrix.numpy()
+        if dtype is not None:
+            array = array.astype(dtype, copy=False)
+        return array.copy() if copy else array
+
     # Python would otherwise iterate by result[0], result[1], ... until an IndexError.
     __iter__ = None
 
@@ -214,12 +221,7 @@ class CKAResult:
             raise plots.missing_extra("pandas", "to_dataframe()") from error
         resampled = self.calibration is not None or self.confidence is not None
         if long or (long is None and resampled):
-            columns = {self.measure: self.matrix, "standard_error": self.standard_error}
-            if self.calibration is not None:
-                columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
-            if self.confidence is not None:
-                columns |= {name: getattr(self.confidence, name) for name in ("low", "high")}
-                columns["bootstrap_error"] = self.confidence.standard_error
+            columns = self._columns()
             pairs = pd.MultiIndex.from_product(
                 [self.model1_layers, self.model2_layers], names=[self.model1_name, self.model2_name]
             )
@@ -233,6 +235,41 @@ class CKAResult:
             columns=pd.Index(self.model2_layers, name=self.model2_name),
         )
         return frame
+
+    def to_xarray(self) -> Any:
+        """Return the result as an xarray Dataset, with the layers as coordinates.
+
+        Its variables are the matrix, under the name of the measure, ``standard_error``, and, if the
+        result has them, ``z``, ``p``, ``p_best``, ``low``, ``high`` and ``bootstrap_error``.
+
+        Raises:
+            MissingExtraError: if xarray is not installed.
+        """
+        try:
+            import xarray  # type: ignore[import-not-found, unused-ignore]
+        except ImportError as error:
+            raise plots.missing_extra("xarray", "to_xarray()") from error
+        # The models may have the same name, but dimensions may not.
+        axes = ("model1_layer", "model2_layer")
+        return xarray.Dataset(
+            {name: (axes, values.numpy()) for name, values in self._columns().items()},
+            {axes[0]: self.model1_layers, axes[1]: self.model2_layers},
+            {
+                name: getattr(self, name)
+                for name in ("model1_name", "model2_name", "samples", "batches", "estimator",
+                             "kernel", "measure")
+            },
+        )  # fmt: skip
+
+    def _columns(self) -> dict[str, Tensor]:
+        """Return all matrices of the result by name."""
+        columns = {self.measure: self.matrix, "standard_error": self.standard_error}
+        if self.calibration is not None:
+            columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
+        if self.confidence is not None:
+            columns |= {name: getattr(self.confidence, name) for name in ("low", "high")}
+            columns["bootstrap_error"] = self.confidence.standard_error
+        return columns
 
     def plot(
         self,

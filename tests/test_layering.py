@@ -36,7 +36,7 @@ PICTURES = {
         errors
     """,
     "cka": """
-        many
+        many           stored      gate
         comparison
         running        result
         data           masks       plots

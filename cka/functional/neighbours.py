@@ -144,8 +144,9 @@ class CKNNA:
 
     With M_ij = 1 if j is among the k nearest neighbours of i in both layers, it is
     S(K, L) / √(S(K, K) S(L, L)) with S(K, L) = HSIC(M∘K, M∘L), the sums of the unbiased estimate of
-    Song et al. 2012. S(K, K) has the neighbours of K alone. With k = n - 1 it is CKA of features
-    of length 1.
+    Song et al. 2012. S(K, K) has the neighbours of K alone. M∘K is not symmetric, so S(K, L) and
+    S(L, K) differ a little, as in the published code. With k = n - 1 it is CKA of features of
+    length 1.
 
     Raises:
         SettingError: if k is not an integer of at least 2.

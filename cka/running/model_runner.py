@@ -280,6 +280,10 @@ class ModelRunner:
             )
         return record
 
+    def clear(self) -> None:
+        """Drop measurements that are not taken yet."""
+        self.capture.clear()
+
     def _masks(self, batch: Any, samples: int | None) -> Masks:
         found = find_masks(batch, self._mask, self._model, samples)
         return {name: mask and mask.to(self._device) for name, mask in found.items()}

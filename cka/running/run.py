@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -139,18 +139,28 @@ class Outcome:
     """What was left out or is NaN, and why."""
 
 
+class RowsOfModel(Protocol):
+    """What a comparison needs of one of its models."""
+
+    rows: Rows
+    """Its calls, and what was left out."""
+
+    def clear(self) -> None:
+        """Drop measurements that are not taken yet."""
+
+
 class Run:
     """Adds up the batches of one model, compared with itself, or of two models."""
 
     def __init__(
         self,
-        runners: Sequence[ModelRunner],
+        runners: Sequence[RowsOfModel],
         selections: tuple[Selection, Selection],
         estimator: Estimator,
         *,
         over_ranks: bool,
         resamplings: ResamplingsOfPair,
-        counting: Counting,
+        counting: Counting | None,
     ) -> None:
         """Prepare a comparison.
 
@@ -160,7 +170,7 @@ class Run:
             estimator: gets the measurements.
             over_ranks: whether the sums of all ranks of ``torch.distributed`` are added.
             resamplings: the same that the estimator adds to; their sums are read here.
-            counting: says how many samples a batch has.
+            counting: says how many samples a batch has; None if :meth:`skips` is not called.
         """
         self._counting = counting
         self._first_skipped = ""
@@ -176,13 +186,17 @@ class Run:
         self._result_dtype = torch.float32
         self._device = torch.device("cpu")
 
+    def skip(self, size: int) -> None:
+        """Note the size of a batch that has too few samples."""
+        self._skipped_sizes.append(size)
+
     def skips(self, batch: Any) -> bool:
         """Whether a batch has too few samples; if it has, note its size.
 
         A batch that does not show its number of samples is not skipped: :meth:`add` gets it from
         the first output.
         """
-        size = self._counting.count(batch)
+        size = None if self._counting is None else self._counting.count(batch)
         if size is None or size >= self._estimator.min_samples:
             return False
         self._first_skipped = self._first_skipped or shapes_of(dict(named_tensors(batch)), 3)
@@ -222,7 +236,7 @@ class Run:
         for resampling in self._resamplings.requested():
             resampling.clear()
         for runner in self._runners:
-            runner.capture.clear()
+            runner.clear()
 
     def outcome(self) -> Outcome:
         """Compute the result from the sums of this process, or of all ranks.
