@@ -292,6 +292,7 @@ class CKA:
         return CKAResult(
             matrix=outcome.matrix,
             standard_error=outcome.standard_error,
+            sums=outcome.sums if self._estimator != "exact" else None,
             calibration=outcome.calibration,
             confidence=outcome.confidence,
             model1_layers=outcome.rows,

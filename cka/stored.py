@@ -353,6 +353,7 @@ def compare_features(
     return CKAResult(
         matrix=outcome.matrix,
         standard_error=outcome.standard_error,
+        sums=outcome.sums,
         calibration=outcome.calibration,
         confidence=outcome.confidence,
         model1_layers=outcome.rows,

@@ -39,7 +39,7 @@ PICTURES = {
         many           stored      gate
         comparison
         running        result
-        data           masks       plots
+        data           masks       plots       indexing    result_file
         samples
         capture        functional  layer_ticks
         errors

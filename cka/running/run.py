@@ -24,6 +24,7 @@ from cka.functional.sums import (
     cka_with_error,
     highest_exponents,
     select_sums,
+    sums_on_cpu,
     sums_to_vector,
     vector_to_sums,
     with_exponents,
@@ -133,6 +134,8 @@ class Outcome:
     """Number of batches used."""
     calibration: Calibration | None
     """What CKA would be by chance; None if not asked for."""
+    sums: Sums
+    """The sums over batches that gave the matrix, on the CPU, so that results can be added."""
     confidence: Confidence | None
     """How much CKA would vary with other samples; None if not asked for."""
     warnings: list[str]
@@ -345,6 +348,7 @@ class Run:
             columns=labels[1],
             samples=self.samples,
             batches=self.batches,
+            sums=sums_on_cpu(selected),
             calibration=calibration,
             confidence=intervals,
             warnings=warnings,
