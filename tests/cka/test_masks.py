@@ -384,3 +384,17 @@ def test_transformer_of_torch_has_the_padding_masks_of_both_sides():
         assert result["encoder.layers.1", name] == pytest.approx(
             minibatch_cka([outputs["encoder.layers.1"]], [outputs[name]]), abs=1e-6
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_padding_is_neutral_in_half_precision(dtype):
+    """The mean in the place of padding is not rounded to half precision, so it adds nothing."""
+    torch.manual_seed(0)
+    real = torch.arange(9) < torch.randint(2, 10, (32, 1))
+    first = (torch.randn(32, 9, 16) + 2).to(dtype)
+    second = torch.tanh(first.float() @ torch.randn(16, 12)).to(dtype)
+    cka = CKA(nn.Identity(), nn.Identity(), mask=lambda batch: real, device="cpu")
+    found = cka.compare([first], [second], progress=False)
+    by_hand = [pooled(each.double(), real, "flatten") for each in (first, second)]
+    expected = minibatch_cka([by_hand[0]], [by_hand[1]])
+    assert float(found.matrix[0, 0]) == pytest.approx(expected, abs=1e-6)

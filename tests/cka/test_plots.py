@@ -212,3 +212,14 @@ def test_save_path_writes_a_file_and_leaves_no_open_figure(tmp_path):
     assert plt.get_fignums() == []
     one.plot()
     assert len(plt.get_fignums()) == 1
+
+
+def test_heat_map_computes_a_colour_for_each_cell_and_not_for_each_pixel(tmp_path):
+    """A file of 300 layers has 9 million pixels, but 90,000 cells; colours are those of cells."""
+    result = made_up(300, 300)
+    axes = result.plot(save_path=tmp_path / "large.png")
+    (mesh,) = axes.collections
+    assert mesh.get_facecolor().shape == (300 * 300, 4)
+    assert not axes.images
+    image = plt.imread(tmp_path / "large.png")
+    assert 2500 < max(image.shape) <= 3600
