@@ -26,6 +26,7 @@ from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
 from cka.functional.neighbours import CKNNA, MutualKNN, measure_from_features
+from cka.functional.segments import align_tokens
 from cka.gate import Agreement, same_representations
 from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match
@@ -51,6 +52,7 @@ __all__ = [
     "NullDistribution",
     "SettingError",
     "StoredFeatures",
+    "align_tokens",
     "cka_from_features",
     "compare_features",
     "compare_many",
