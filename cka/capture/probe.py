@@ -101,10 +101,11 @@ class Prober:
             self._inputs.append(
                 InputOf(name, tuple(tensor.shape), axis, tensor.is_floating_point())
             )
+            # Copies, because a model may change its input in place.
             if axis is None or tensor.shape[axis] != samples:
-                return tensor
+                return tensor.clone()
             self.was_cut = True
-            return _selected(tensor, axis, index)
+            return tensor.index_select(axis, torch.tensor(index, device=tensor.device))
 
         shapes, problem = self._shapes(cut_samples)
         if shapes is None or not self.was_cut:
@@ -267,12 +268,6 @@ def _cut_tokens(cut_samples: Change, plan: Mapping[str, list[int]], tokens: int)
         return tensor
 
     return cut
-
-
-def _selected(tensor: Tensor, axis: int, index: Sequence[int]) -> Tensor:
-    if index == list(range(len(index))):
-        return tensor.narrow(axis, 0, len(index))
-    return tensor.index_select(axis, torch.tensor(index, device=tensor.device))
 
 
 def _half(tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,6 +203,17 @@ def check_cast(cast: Any) -> bool | tuple[str, ...]:
     )
 
 
+def _on_a_copy(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call of a user's function on a copy of its batch, which it may change in place."""
+    assert isinstance(call, partial)
+    model, batch = call.args
+    return partial(_with_copy, call.func, model, batch)
+
+
+def _with_copy(feed: Feed, model: nn.Module, batch: Any) -> Any:
+    return feed(model, copy.deepcopy(batch))
+
+
 class _InputsSeenError(Exception):
     """Ends a run of a user's function as soon as it calls the model."""
 
@@ -335,6 +347,7 @@ class ModelRunner:
         self._probed_masks = set(needed) | (self._probed_masks or set())
         if self._axes.states_all(self.capture.names):
             return samples
+        call = _on_a_copy(call) if self._settings.feed is not None else call
 
         @contextmanager
         def intercept(change: Change) -> Iterator[None]:
@@ -363,7 +376,7 @@ class ModelRunner:
     def _prober_of_batch(self, call: Callable[[], Any]) -> Prober:
         """Return a prober that gives the user's function fewer samples."""
         assert isinstance(call, partial)
-        model, batch = call.args
+        feed, model, batch = call.args
         changes: list[Change] = []
 
         @contextmanager
@@ -372,7 +385,7 @@ class ModelRunner:
             yield
 
         def run() -> None:
-            call.func(model, map_named(batch, changes[-1]))
+            feed(model, map_named(copy.deepcopy(batch), changes[-1]))
 
         rule = self._settings.rule
         return Prober(self._modules, self._reader, run, intercept, rule.axis_of)

@@ -314,6 +314,30 @@ def test_random_numbers_of_a_model_do_not_depend_on_the_run_for_axes():
     assert torch.equal(*found)
 
 
+def test_input_that_a_model_changes_in_place_is_changed_once():
+    """The run on two samples gets copies, so changes in place happen once."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.added = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.added(x.mul_(2).add_(1))
+
+    def scaled(model, batch):
+        batch["x"].mul_(3).add_(2)
+        return model(batch["x"])
+
+    data = batches_of(8)[0]
+    batch = data.clone()
+    compared(Adds(), [batch])
+    torch.testing.assert_close(batch, 2 * data + 1)
+    whole = {"x": data.clone()}
+    compared(Adds(), [whole], feed=scaled)
+    torch.testing.assert_close(whole["x"], 2 * (3 * data + 2) + 1)
+
+
 def nan_model() -> nn.Module:
     model = mlp()
     model[0].weight.data[0, 0] = torch.nan
