@@ -234,7 +234,7 @@ def total_of(parts: Sequence[ReservePart]) -> ReservePart:
 def reserve_lines(parts: Sequence[ReservePart]) -> Iterator[str]:
     """Yield what the reserve consists of: a line for all, and one for each pool and stream.
 
-    Only the largest four of these are listed, if there are several.
+    Only the largest four of these are listed, and none if all is on the default stream.
     """
     if not parts:
         yield "nothing is reserved"
@@ -243,7 +243,7 @@ def reserve_lines(parts: Sequence[ReservePart]) -> Iterator[str]:
     yield f"of {format_with_unit(total.reserved_bytes)} reserved, {_words(total)}"
     if total.largest_free_bytes:
         yield f"the largest free block has {format_with_unit(total.largest_free_bytes)}"
-    if len(parts) == 1:
+    if len(parts) == 1 and not parts[0].pool:
         return
     for part in parts[:_MOST_PARTS]:
         yield f"{place_of(part)}: {format_with_unit(part.reserved_bytes)}, {_words(part)}"

@@ -269,7 +269,7 @@ class Region(FigureAttributes):
                 # A region that is only reported needs no explanation, and reading takes a while.
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
-                self._record = self._with_explanations(record)
+                self._record = self._explained(record, self._figures_to_explain(record))
             except BaseException:  # an interrupt too: its figures are not to be taken for whole
                 self._record = replace(record, completed=False)
                 raise
@@ -287,15 +287,13 @@ class Region(FigureAttributes):
     def _finish_additions(self, completed: bool, live_bytes: int) -> None:
         if live_bytes:
             self._describe_garbage_at_peak()
-        if completed and self._reserve.has_risen(self._open_region.peaks):
+        region = self._open_region
+        if completed and self._reserve.has_risen(region.start.reserved_bytes, region.peaks):
             self._look_at_reserve("at the end")
         for addition in self._additions if completed else ():
             addition.finish()
         for addition in self._additions:
             addition.close()
-
-    def _with_explanations(self, record: RegionRecord) -> RegionRecord:
-        return self._explained(record, self._figures_to_explain(record))
 
     def _explained(
         self,
@@ -326,9 +324,10 @@ class Region(FigureAttributes):
         if "at_peak" in explained_by:
             from pytest_cka_memory.holders import groups
 
-            at_peak = groups.group_by_site(self._live_at_peak)
+            meter = self._stack.meter
+            at_peak = groups.group_by_site(self._live_at_peak, meter.addresses_in_pools())
             if "reserved_increase_bytes" in figures:
-                at_peak += tuple(self._stack.meter.reserved_by_graphs())
+                at_peak += tuple(meter.reserved_by_graphs())
             record = replace(record, at_peak=at_peak)
         if record.host_retained_bytes and self._explains_host(figures):
             host_retained = self._holdings(self._host_survivors, error)
@@ -336,7 +335,7 @@ class Region(FigureAttributes):
         return record
 
     def _explains_host(self, figures: Collection[str]) -> bool:
-        """Return whether to search for what holds tensors on the host, which takes a while."""
+        """Whether to search for what holds tensors on the host, which takes a while."""
         if set(figures) - {GROWTH_ON_HOST}:
             return True
         serials = (allocation.serial for allocation in self._host_survivors)

@@ -62,10 +62,9 @@ class ReserveEvidence:
         self._checked_bytes = reserved_bytes
         return True
 
-    def has_risen(self, peaks: Peaks) -> bool:
+    def has_risen(self, start_bytes: int | None, peaks: Peaks) -> bool:
         """Whether the reserve was higher in the region than at its start."""
-        start_bytes, now = peaks.start().reserved_bytes, peaks.read()
-        return start_bytes is not None and (now.peak_reserved_bytes or 0) > start_bytes
+        return start_bytes is not None and (peaks.read().peak_reserved_bytes or 0) > start_bytes
 
     def concerns(self, figures: Collection[str]) -> bool:
         """Whether one of `figures` is about the reserve."""

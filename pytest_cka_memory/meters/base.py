@@ -352,6 +352,10 @@ class Meter(AllocationCounts):
         """Return what the reserve consists of; None if the device has no snapshot of it."""
         return None
 
+    def addresses_in_pools(self) -> Collection[int]:
+        """Return the addresses of live blocks in private pools."""
+        return ()
+
     def allocations_at(self, addresses: Collection[int]) -> Sequence[Allocation]:
         """Return the live allocations at these addresses, also older ones than any region."""
         return []

@@ -130,13 +130,15 @@ def out_of_memory(
         facts: as for :func:`render`.
         width: characters of a line.
     """
-    if record.refusal is None or not record.reserve:
+    if record.refusal is None:
         return
     verdict = reserve.verdict(record.refusal, record.reserve)
     yield from wrapped(f"out of memory: {verdict}", width, hanging="")
     yield from _place(record, facts, width)
     yield from reserve.explanation(record, width)
-    yield from _group_lines(Breach("", 0, record.peak_bytes, "", "peak_bytes"), record, width, ())
+    if not reserve.would_fit(record.refusal, record.reserve):
+        in_use = Breach("", 0, record.peak_bytes, "", "peak_bytes")
+        yield from _group_lines(in_use, record, width, ())
 
 
 def _difference_lines(figure: str, records: Sequence[RegionRecord], width: int) -> Iterator[str]:

@@ -26,10 +26,8 @@ def explanation(record: RegionRecord, width: int) -> Iterator[str]:
     for line in others:
         yield from wrapped(line, width, "    ")
     yield from _keepers(record, width)
-    refusal = record.refusal
-    is_cause = refusal is None or _missing_bytes(refusal) <= total_of(record.reserve).free_bytes
     advice = reserve_advice(record.reserve)
-    if advice and is_cause:
+    if advice and (record.refusal is None or would_fit(record.refusal, record.reserve)):
         yield from wrapped(f"what to do: {advice}", width, "  ")
 
 
@@ -68,9 +66,12 @@ def verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:
         refusal: the allocation.
         reserve: what was reserved then.
     """
-    total = total_of(reserve)
     wanted = format_with_unit(refusal.requested_bytes)
     asked = f"{wanted} were requested, the card has {format_with_unit(refusal.free_bytes)} left"
+    if not reserve:
+        lack = format_with_unit(_missing_bytes(refusal))
+        return f"{asked} and nothing is in use, so at least {lack} more are needed"
+    total = total_of(reserve)
     of_pools = sum(part.free_bytes for part in reserve if part.pool)
     shared_bytes = total.free_bytes - of_pools
     missing_bytes = _missing_bytes(refusal)
@@ -88,6 +89,12 @@ def verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:
     more = missing_bytes - shared_bytes - total.waiting_bytes
     in_use = format_with_unit(total.in_use_bytes + total.rounding_bytes)
     return f"{asked}: {in_use} are in use, so at least {format_with_unit(more)} more are needed"
+
+
+def would_fit(refusal: Refusal, reserve: Sequence[ReservePart]) -> bool:
+    """Whether a refused allocation would fit if all that is free were in one piece."""
+    free_bytes = sum(part.free_bytes + part.waiting_bytes for part in reserve)
+    return _missing_bytes(refusal) <= free_bytes
 
 
 def _missing_bytes(refusal: Refusal) -> int:

@@ -290,3 +290,15 @@ def test_clean_recorded_on_another_stream(cka_memory, allocator, threads):
                 block.record_stream(stream)
             del block
             torch.cuda.synchronize()
+
+
+@pytest.mark.max_peak_mb(1)
+def test_kinds_of_a_graph(cka_memory, allocator):
+    """Of 40 MB at the peak, 30 belong to a graph."""
+    allocator(PLAIN)
+    with cka_memory.measure():
+        other = empty(10)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            static = empty(30)
+    del static, other

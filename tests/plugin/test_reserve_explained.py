@@ -70,12 +70,21 @@ def test_what_cannot_be_released_is_exact_and_kept_by_the_planted_blocks(run):
             assert keeper["keeps_bytes"] == unusable(region), region["nodeid"]
         assert region["reserve_moment"] == "at the end"
         if "older" in region["nodeid"]:
-            assert (keeper["before_region"], keeper["held_by"]) == (True, "model.blocks[0]")
+            assert (keeper["before_region"], keeper["held_by"]) == (
+                True,
+                "model.blocks[0] (a fixture)",
+            )
         else:
             assert {frame.partition(" in ")[0] for frame in keeper["created_at"]} & KEPT_AT
             assert keeper["held_by"].partition(" ")[0] in {"into[0]", "kept[0]"}
         (breach,) = region["breaches"]
         assert breach["figure"] == "reserved_increase_bytes"
+
+
+def test_memory_of_a_graph_is_a_kind_at_the_peak(run):
+    (region,) = regions_of(run, "test_kinds_of_a_graph")
+    kinds = {holding["kind"]: holding["bytes"] for holding in region["at_peak"]}
+    assert kinds == {"graph pools": 30 * 2**20, "inputs": 10 * 2**20}
 
 
 @pytest.mark.parametrize(

@@ -212,3 +212,17 @@ def reserved_by_graphs(device: torch.device) -> tuple[Holding, ...]:
         Holding(bytes=size, count=0, inside="reserved", held_by=owner, hint=POOLS_ADVICE)
         for owner, size in reserved.most_common()
     )
+
+
+def addresses_in_pools(device: torch.device) -> frozenset[int]:
+    """Return the addresses of live blocks in private pools of one device."""
+    if not (_captured_at or _made_at):
+        return frozenset()
+    segments = without_collections(lambda: segments_of(device))
+    return frozenset(
+        block["address"]
+        for segment in segments
+        if tuple(segment.get("segment_pool_id", NO_POOL)) != NO_POOL
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    )

@@ -164,6 +164,9 @@ class AcceleratorMeter(Meter):
     def reserve(self) -> ReserveState | None:
         return reserve_of(self._device)
 
+    def addresses_in_pools(self) -> frozenset[int]:
+        return blocks_in_use.addresses_in_pools(self._device)
+
     def refused(self) -> RefusedAllocation | None:
         return self._refusals.last(self._device)
 
