@@ -32,24 +32,28 @@ class Neighbourhood:
     """Neighbours of each sample, (n, k)."""
     is_near: Tensor
     """Whether j is a neighbour of i, a bool tensor (n, n)."""
-    similarity: Tensor
-    """Inner product of i and j if j is a neighbour of i, otherwise 0, (n, n)."""
+    is_known: Tensor
+    """0, or NaN if a feature is not finite; a 0-d float64 tensor."""
+    similarity: Tensor | None = None
+    """Inner product of i and j if j is a neighbour of i, otherwise 0, (n, n); None if the measure
+    does not need it, because it takes eight times the memory of ``is_near``."""
 
     def __len__(self) -> int:
         """Return the number n of samples."""
         return len(self.nearest)
 
 
-def neighbourhood(rows: Tensor, k: int) -> Neighbourhood:
+def neighbourhood(rows: Tensor, measure: Measure) -> Neighbourhood:
     """Return the neighbours in (n, p) features of samples that are scaled to length 1.
 
     Args:
         rows: features (n, p), n > k.
-        k: number of neighbours.
+        measure: says how many neighbours, and whether their similarities are needed.
 
     Raises:
         InputError: if there are too few samples.
     """
+    k = measure.k
     if len(rows) <= k:
         raise InputError(
             f"{k} nearest neighbours need more than {k} samples, got {len(rows)}; pass more "
@@ -66,9 +70,12 @@ def neighbourhood(rows: Tensor, k: int) -> Neighbourhood:
     own = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     nearest = distances.masked_fill(own, torch.inf).topk(k, largest=False).indices
     is_near = torch.zeros_like(own).scatter_(1, nearest, True)
-    similarity = torch.where(is_near, 1 - distances / 2, 0)
-    unknown = distances.isnan().any()
-    return Neighbourhood(nearest, is_near, torch.where(unknown, torch.nan, similarity))
+    known = distances.new_zeros(()).masked_fill(distances.isnan().any(), torch.nan)
+    if not measure.needs_similarity:
+        return Neighbourhood(nearest, is_near, known)
+    distances.div_(-2).add_(1)
+    distances.masked_fill_(~is_near, 0)
+    return Neighbourhood(nearest, is_near, known, distances)
 
 
 def _shared(x: Neighbourhood, y: Neighbourhood, order: Tensor | None) -> Tensor:
@@ -105,6 +112,7 @@ class MutualKNN:
     least_k: ClassVar[int] = 1
     has_bootstrap: ClassVar[bool] = True
     is_symmetric: ClassVar[bool] = True
+    needs_similarity: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the number of neighbours."""
@@ -118,8 +126,7 @@ class MutualKNN:
             y: those in the other.
             order: the sample of ``y`` that is compared with each sample of ``x``, (n,).
         """
-        shared = _shared(x, y, order).to(x.similarity.dtype).mean()
-        return shared + 0 * (x.similarity[0, 0] + y.similarity[0, 0])  # NaN if the features are
+        return _shared(x, y, order).to(x.is_known.dtype).mean() + x.is_known + y.is_known
 
     def of_weights(self, x: Neighbourhood, y: Neighbourhood, weights: Tensor) -> Tensor:
         """Return the weighted share for each of N weights of samples, (N,).
@@ -159,6 +166,7 @@ class CKNNA:
     least_k: ClassVar[int] = 2
     has_bootstrap: ClassVar[bool] = False
     is_symmetric: ClassVar[bool] = False
+    needs_similarity: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the number of neighbours."""
@@ -172,6 +180,8 @@ class CKNNA:
             y: those in the other.
             order: the sample of ``y`` that is compared with each sample of ``x``, (n,).
         """
+        assert x.similarity is not None
+        assert y.similarity is not None
         n = len(x)
         entries = _entries(x, order)
         shared = y.is_near[entries]
@@ -186,7 +196,7 @@ class CKNNA:
         )
         whole = of_x.sum() * of_y.sum() / ((n - 1) * (n - 2))
         mixed = 2 * (column_sums * of_y.sum(1)).sum() / (n - 2)
-        return (products + whole - mixed) / (n * (n - 3))
+        return (products + whole - mixed) / (n * (n - 3)) + x.is_known + y.is_known
 
     def of_weights(self, x: Neighbourhood, y: Neighbourhood, weights: Tensor) -> Tensor:
         """Not available; :meth:`cka.CKA.compare` refuses ``bootstrap`` before."""
@@ -271,7 +281,7 @@ def _matrix(
         return torch.stack(
             [torch.stack([measure.of_pair(one, other, order) for other in y]) for one in x]
         )
-    matrix = torch.zeros(len(x), len(x), dtype=x[0].similarity.dtype, device=x[0].nearest.device)
+    matrix = x[0].is_known.new_zeros(len(x), len(x))
     for row, one in enumerate(x):
         for column, other in enumerate(x[row:], start=row):
             matrix[row, column] = matrix[column, row] = measure.of_pair(one, other, order)
@@ -303,7 +313,7 @@ def kinds_of(measure: Measure) -> tuple[Kind, Kind]:
         estimator: HSICEstimator,
         weights: Tensor,
     ) -> Iterator[tuple[slice, Tensor]]:
-        weights = weights.to(x[0].similarity.dtype)
+        weights = weights.to(x[0].is_known.dtype)
         values = [
             measure.of_weights(one, other, weights)
             for one in x
@@ -348,6 +358,6 @@ def measure_from_features(x: Tensor, y: Tensor, *, measure: str | Measure) -> Te
             f"features have different sample counts: {len(x)} and {len(y)}; compute row i of both "
             "from the same sample"
         )
-    one, other = (neighbourhood(as_rows(features), chosen.k) for features in (x, y))
+    one, other = (neighbourhood(as_rows(features), chosen) for features in (x, y))
     cross, own, others = neighbour_terms(chosen, [one], [other])
     return (cross[0, 0] / (own[0] * others[0]).sqrt()).to("cpu", torch.float64)

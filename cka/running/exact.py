@@ -95,7 +95,8 @@ class Exact:
             widest *= 2  # padding is replaced in a copy
         grams = [samples**2 * self._bytes_of_entry(chunks[0].parts[0]) for chunks in distinct]
         widest *= self._copies_of_features
-        needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
+        computed = max(self._bytes_while_computed(chunks[0].parts[0]) for chunks in distinct)
+        needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * samples**2 * computed
         stored = self._samples * sum(widths)
         allowed = available_bytes(stored) if self._limit_bytes is None else self._limit_bytes
         if allowed is not None and needed > allowed:
@@ -142,6 +143,10 @@ class Exact:
         """Return the bytes that are kept of a layer for each pair of samples."""
         return features.itemsize
 
+    def _bytes_while_computed(self, features: Tensor) -> int:
+        """Return the bytes of an entry of the matrices from which that is computed."""
+        return features.itemsize
+
     def _terms(self, grams: list[Any], others: list[Any] | None) -> tuple[Tensor, Tensor, Tensor]:
         return hsic_products(grams, others, "unbiased")
 
@@ -180,7 +185,10 @@ class ExactNeighbours(Exact):
         return None if self._neighbours.is_symmetric else grams
 
     def _bytes_of_entry(self, features: Tensor) -> int:
-        return 9  # a float64 and a bool
+        return 9 if self._neighbours.needs_similarity else 1  # a float64 and a bool
+
+    def _bytes_while_computed(self, features: Tensor) -> int:
+        return 8
 
     def _terms(self, grams: list[Any], others: list[Any] | None) -> tuple[Tensor, Tensor, Tensor]:
         return neighbour_terms(self._neighbours, grams, others)
@@ -193,7 +201,7 @@ class ExactNeighbours(Exact):
             )
         rows = torch.cat([chunk.parts[0] for chunk in chunks]).to(self._devices[0])
         chunks.clear()
-        return neighbourhood(rows, self._neighbours.k)
+        return neighbourhood(rows, self._neighbours)
 
 
 def _width_bytes(measurement: Measurement) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from cka import (
     CKA,
     CKNNA,
     CKAResult,
+    DoesNotFitError,
     InputError,
     MutualKNN,
     SettingError,
@@ -20,6 +23,7 @@ from cka import (
     compare_many,
     measure_from_features,
 )
+from pytest_cka_memory import MemoryProbe
 
 
 def unit_products(features) -> np.ndarray:
@@ -126,7 +130,7 @@ def test_permuted_values_are_those_of_features_in_another_order():
     x, y = related(30)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(3))
     for measure in (MutualKNN(4), CKNNA(4)):
-        hoods = neighbourhood(x, 4), neighbourhood(y, 4), neighbourhood(y[order], 4)
+        hoods = [neighbourhood(each, measure) for each in (x, y, y[order])]
         assert float(measure.of_pair(hoods[0], hoods[1], order)) == pytest.approx(
             float(measure.of_pair(hoods[0], hoods[2])), abs=1e-12
         )
@@ -222,3 +226,19 @@ def test_result_names_its_measure(tmp_path):
     result.save(tmp_path / "result.json")
     assert CKAResult.load(tmp_path / "result.json").measure == "mutual_knn"
     assert list(result.to_dataframe(long=True)) == ["mutual_knn", "standard_error"]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("measure", [MutualKNN(10), CKNNA(10)])
+@pytest.mark.parametrize(("samples", "width"), [(600, 64), (200, 8000)])
+def test_bytes_given_in_the_error_are_enough(measure, samples, width):
+    """The bytes that an error asks for suffice, for many samples and for wide features."""
+    model = nn.Sequential(nn.Linear(8, width), nn.Tanh())
+    batches = batches_of(samples, features=(8,))
+    settings = {"measure": measure, "device": "cpu"}
+    with pytest.raises(DoesNotFitError) as error:
+        CKA(model, memory_limit_bytes=1, **settings).compare(batches, progress=False)
+    needed = int(re.search(r"needs .* MB \((\d+) bytes\) for", str(error.value)).group(1))
+    with MemoryProbe("cpu").measure() as region:
+        CKA(model, memory_limit_bytes=needed, **settings).compare(batches, progress=False)
+    assert needed / 4 < region.peak_increase_bytes <= needed
