@@ -225,6 +225,7 @@ def test_result_names_its_measure(tmp_path):
     assert str(result).startswith("mutual kNN of Sequential")
     result.save(tmp_path / "result.json")
     assert CKAResult.load(tmp_path / "result.json").measure == "mutual_knn"
+    pytest.importorskip("pandas")
     assert list(result.to_dataframe(long=True)) == ["mutual_knn", "standard_error"]
 
 
