@@ -81,6 +81,63 @@ def passes() -> str:
     return _markdown([*head, "their arithmetic", "reading the outputs"], rows)
 
 
+def measures() -> str:
+    """CPU time and peak of measures by neighbours beside CKA."""
+    rows = []
+    for row in _results("measures-errors-torch-*.json"):
+        if row["what"] != "cost":
+            continue
+        what = row["measure"]
+        rows.append(
+            [
+                str(row["samples"]),
+                what if what == "forward pass" else f"`{what}`",
+                f"{1000 * row['cpu_seconds']:.0f}",
+                f"{row['peak_increase_bytes'] / 2**20:.2f}",
+            ]
+        )
+    return _markdown(["samples", "what", "CPU time, ms", "peak, MB above start"], rows)
+
+
+def measures_by_chance() -> str:
+    """How many pairs of unrelated networks each measure takes for related at 5 %."""
+    rows = [
+        [f"`{row['measure']}`", str(row["pairs"]), f"{row['p']:.1%}", f"{row['p_best']:.1%}"]
+        for row in _results("measures-chance-torch-*.json")
+    ]
+    return _markdown(
+        ["measure", "pairs", "`p` of one pair of layers", "`p_best` of the best"], rows
+    )
+
+
+def parts() -> str:
+    """How much CKA varies with the data if batches of 512 are split."""
+    rows = []
+    whole: dict[str, float] = {}
+    for row in _results("measures-parts-torch-*.json"):
+        first = whole.setdefault(row["layers"], row["deviation"])
+        rows.append(
+            [
+                row["layers"],
+                str(row["part"]),
+                f"{row['mean']:.4f}",
+                f"{row['deviation']:.4f}",
+                f"{row['deviation'] / first:.2f}",
+            ]
+        )
+    return _markdown(["layers", "part", "mean CKA", "standard error", "× of 512"], rows)
+
+
+def sanity() -> str:
+    """How many layers are most similar to the same layer of a network with another seed."""
+    rows = []
+    for row in _results("measures-sanity-torch-*.json"):
+        shares = (row["demo of Kornblith et al."], row["exact"], row["unbiased, batches of 64"])
+        rows.append([row["case"], f"{row['accuracy']:.1%}", *(f"{share:.1%}" for share in shares)])
+    head = ["images, and width of the networks", "accuracy", "demo of the paper", "`exact`"]
+    return _markdown([*head, "unbiased, batches of 64"], rows)
+
+
 def _results(pattern: str) -> list[Row]:
     (file,) = RESULTS.glob(pattern)
     rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))

@@ -204,6 +204,10 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "intervals": cka_tables.intervals,
         "cost of resamples": cka_tables.cost,
         "passes": cka_tables.passes,
+        "measures": cka_tables.measures,
+        "measures by chance": cka_tables.measures_by_chance,
+        "parts of batches": cka_tables.parts,
+        "sanity check": cka_tables.sanity,
     },
     DOCS / "explanation" / "cost.md": {"tensors": tensors, "explanations": explanations},
     DOCS / "explanation" / "figures.md": {

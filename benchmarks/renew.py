@@ -108,6 +108,19 @@ TABLES = {
     "intervals": Table(
         "confidence-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "confidence.py", minutes=3
     ),
+    "measures": Table(
+        "measures-errors-torch-{torch}.json", ("cka",), "measures.py", ("errors",), minutes=2
+    ),
+    "measures by chance": Table(
+        "measures-chance-torch-{torch}.json", ("cka",), "measures.py", ("chance",), minutes=5
+    ),
+    "parts of batches": Table(
+        "measures-parts-torch-{torch}.json", ("cka",), "measures.py", ("parts",), minutes=2
+    ),
+    "sanity check": Table(
+        "measures-sanity-torch-{torch}.json", ("cka",), "measures.py",
+        ("sanity", "--seeds=4", "--epochs=6"), minutes=10, needs="scikit-learn",
+    ),
     "passes": Table(
         "gram-passes-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "gram_passes.py"
     ),

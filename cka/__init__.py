@@ -25,12 +25,18 @@ from cka.functional.distributions import (
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
+from cka.functional.neighbours import CKNNA, MutualKNN, measure_from_features
+from cka.functional.segments import align_tokens
+from cka.gate import Agreement, same_representations
 from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match
+from cka.stored import StoredFeatures, compare_features, save_features
 
 __all__ = [
     "CKA",
+    "CKNNA",
     "RBF",
+    "Agreement",
     "CKAError",
     "CKAResult",
     "CKAResults",
@@ -42,10 +48,17 @@ __all__ = [
     "LayerError",
     "Match",
     "MissingExtraError",
+    "MutualKNN",
     "NullDistribution",
     "SettingError",
+    "StoredFeatures",
+    "align_tokens",
     "cka_from_features",
+    "compare_features",
     "compare_many",
     "hsic",
+    "measure_from_features",
     "null_distribution",
+    "same_representations",
+    "save_features",
 ]

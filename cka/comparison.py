@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
-from cka.capture.layers import Layers, select
+from cka.capture.axes import check_axes
+from cka.capture.layers import Layers, select, selects
 from cka.capture.outputs import OutputReader, Pick, Pooling
-from cka.data import Mask, batch_count, batch_tuples, check_masks, sample_count
+from cka.data import batch_count, batch_tuples, check_loader, sample_count, shuffles
 from cka.errors import CKAError, CKAWarning, SettingError
+from cka.functional.hsic import HSICEstimator
 from cka.functional.kernels import RBF, Kernel, check_linear, linear_gram, resolve_kernel
+from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
+from cka.masks import Mask, check_masks
 from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
-from cka.running.exact import Exact
-from cka.running.model_runner import ComparedModel, Feed, ModelRunner, check_model, model_names
+from cka.running.exact import Exact, ExactNeighbours
+from cka.running.model_runner import (
+    ComparedModel,
+    Feed,
+    InputSettings,
+    ModelRunner,
+    check_cast,
+    check_model,
+    model_names,
+)
 from cka.running.placement import (
     device_for,
     eager,
@@ -32,40 +42,9 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
+from cka.running.progress import Progress
 from cka.running.run import Outcome, Resamples, Run, SimultaneousRuns
-
-
-class Progress:
-    """A tqdm bar that counts batches. It never gets the batches, so it keeps none alive."""
-
-    def __init__(self, total: int | None, *, shown: bool) -> None:
-        """Start the bar.
-
-        Args:
-            total: number of batches; None if the loader has no length.
-            shown: whether it is visible.
-        """
-        self._bar = tqdm(total=total, desc="CKA", unit="batch", disable=not shown)
-        self._start = time.perf_counter()
-
-    def batch_done(self, samples: int) -> None:
-        """Count one batch; ``samples`` is the number of samples in all batches so far."""
-        if self._bar.disable:
-            return
-        rate = samples / max(time.perf_counter() - self._start, 1e-9)
-        self._bar.set_postfix_str(f"{samples} samples, {rate:.0f} samples/s", refresh=False)
-        self._bar.update()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.close()
+from cka.samples import SampleRule, Samples
 
 
 class CKA:
@@ -98,13 +77,17 @@ class CKA:
         model1_name: str | None = None,
         model2_name: str | None = None,
         device: torch.device | str | int | None = None,
-        estimator: EstimatorName = "unbiased",
+        estimator: EstimatorName | None = None,
+        measure: str | Measure = "cka",
         kernel: str | Kernel = "linear",
         hsic_batch_size: int | None = None,
         pooling: Pooling | None = None,
         mask: Mask | tuple[Mask, Mask] = "auto",
         pick: Pick | None = None,
         feed: Feed | None = None,
+        samples: Samples = None,
+        axes: Mapping[str, str] | None = None,
+        cast_inputs: bool | str | Sequence[str] = False,
         distributed: bool = True,
         memory_limit_bytes: int | None = None,
     ) -> None:
@@ -119,14 +102,20 @@ class CKA:
             model1_layers: names, indices, globs, module types or predicates, or a sequence of
                 these; None for every layer. In a glob, ``*`` is within one level of names and
                 ``**`` is any number of levels. A module that is called twice gives two rows.
-            model2_layers: the same for model2; in a self-comparison, None means model1_layers.
+            model2_layers: the same for model2. None means model1_layers, and every layer of model2
+                if these are not in it.
             model1_name: name of model1 in the result; by default its class.
             model2_name: name of model2 in the result; by default its class.
             device: the device on which both models run. None means each model's own device if it
                 is an accelerator, otherwise the current accelerator, or the CPU if none is
                 available. ``compare`` moves a model there and back if necessary.
-            estimator: "unbiased" (HSIC summed over minibatches, Nguyen et al. 2020), "biased" (the
-                same with the biased HSIC of Gretton et al. 2005), "exact" (one unbiased estimate
+            measure: "cka" (default), or similarity by nearest neighbours (Huh et al. 2024):
+                "mutual_knn" or "cknna", or ``cka.MutualKNN(k=20)`` or ``cka.CKNNA(k=20)`` for other
+                numbers of neighbours than 10. They need the features of all samples.
+            estimator: None is "unbiased" for CKA, and "exact" for measures by neighbours, which
+                have no unbiased estimate from minibatches. "unbiased" (HSIC summed over
+                minibatches, Nguyen et al. 2020), "biased" (the same with the biased HSIC of
+                Gretton et al. 2005), "exact" (one unbiased estimate
                 over all samples, for which all features are stored in host memory), or
                 "sampled_neurons" (unbiased, and corrected for a finite number of features, Chun
                 et al. 2025; see :func:`cka.cka_from_features`; for the linear kernel).
@@ -135,24 +124,37 @@ class CKA:
             hsic_batch_size: each batch is split for HSIC into parts of this many samples, at
                 least 4. The estimate remains unbiased and large batches cost less, but the
                 standard error is larger.
-            pooling: how (n, t, d) outputs become features: "flatten" (default) keeps all tokens,
-                "mean" averages them, "cls" keeps the first.
-            mask: which tokens of a batch are padding. Padding is left out of (n, t, d) outputs
-                whose t is that of the mask: "mean" averages the other tokens, "cls" takes the
-                first of them, and "flatten" replaces padding by the mean of the batch's tokens at
-                the same position, which adds nothing to the product of two samples. "auto"
-                (default) uses the entries or attributes of the batch that are named
-                ``attention_mask`` or ``src_key_padding_mask``, and for the tokens of a decoder
-                ``decoder_attention_mask`` or ``tgt_key_padding_mask``; in masks whose name ends
-                with ``key_padding_mask``, True is padding. Otherwise a name in the batch, or a
-                function of the batch that returns a mask (n, t) with 1 for tokens and 0 for
-                padding; None for no mask. A pair is one mask for each model.
+            pooling: how outputs with tokens or other positions, such as (n, t, d) or (n, c, h, w),
+                become features: "flatten" (default) keeps all positions, "mean" averages them,
+                "cls" keeps the first token and "last" the last one.
+            mask: which tokens of a batch are padding. Padding is left out of outputs that have one
+                position for each token of the masked input: "mean" averages the other tokens,
+                "cls" and "last" take the first and the last of them, and "flatten" replaces padding
+                by the mean of the batch's tokens at the same position, which adds nothing to the
+                product of two samples. "auto" (default) uses the entries or attributes of the batch
+                that are named ``attention_mask`` or ``src_key_padding_mask``, and for the tokens of
+                a decoder ``decoder_attention_mask`` or ``tgt_key_padding_mask``; in masks whose
+                name ends with ``key_padding_mask``, True is padding. Otherwise a name in the batch,
+                or a function of the batch that returns a mask (n, t) with 1 for tokens and 0 for
+                padding; a mapping of the model's inputs to these, if several have masks; None for
+                no mask. A pair is one mask for each model.
             pick: a function ``pick(layer_name, output)`` that returns the tensor to compare, or
                 None to leave the layer out. By default it is the first tensor of the output.
             feed: a function ``feed(model, batch)`` that runs the model on a whole batch, which is
                 already on the model's device. By default, a mapping is passed as keyword
-                arguments; of a tuple, list or dataclass, the first element is passed, in the
-                floating-point dtype of the weights.
+                arguments; of a tuple, list or dataclass, the first element is passed. Before the
+                first batch it is called once or twice on two of its samples, see ``axes``.
+            samples: what the samples of a batch are, if they are not in axis 0 of all its tensors:
+                an axis, the name of an entry with the samples in axis 0 (or several names), or a
+                function of the batch that returns their number.
+            axes: which axes of layers' outputs have samples, tokens and features, by the name or
+                glob of layers: ``{"encoder.**": "tnd"}``. n is the samples, t (or h, w) tokens or
+                other positions, d (or c) features, ``...`` any further features. By default the
+                model is run on two samples of the first batch, and, for masks and pooling, on
+                fewer tokens, to see which axes change. Only shapes are kept of these runs. No
+                such run is needed if the axes of all layers are stated.
+            cast_inputs: True converts floating-point inputs to the dtype of the weights, a name or
+                names only those entries of the batch. By default no input is changed.
             distributed: if torch.distributed is initialised, add the sums of all ranks; every rank
                 must then call ``compare``. False uses this process only.
             memory_limit_bytes: limit in bytes of host memory for the "exact" estimator; None
@@ -164,30 +166,45 @@ class CKA:
             SettingError: if a setting is unknown or out of range.
             RuntimeError: if torch does not know the device.
         """
-        check_settings(estimator, hsic_batch_size)
+        self._measure = resolve_measure(measure)
+        self._estimator = check_estimator_of(self._measure, estimator)
+        check_settings(self._estimator, hsic_batch_size)
+        if self._measure is not None and kernel != "linear":
+            raise SettingError(
+                f"measure={self._measure.name!r} has no kernel, got kernel={kernel!r}; omit it"
+            )
         check_model(model1, "model1")
         first = unwrap(model1)
         if model2 is not None:
             check_model(model2, "model2")
         second = first if model2 is None else unwrap(model2)
-        if second is first and model2_layers is None:
+        if model2_layers is None:
             model2_layers = model1_layers
+            if second is not first and not selects(second, model1_layers):
+                warnings.warn(
+                    f"model1_layers={model1_layers!r} selects nothing in model2, so all its layers "
+                    "are compared; pass model2_layers= to select some",
+                    CKAWarning,
+                    stacklevel=2,
+                )
+                model2_layers = None
         names = model_names(first, second, model1_name, model2_name)
         self._models: Sequence[ComparedModel] | None = (
             ComparedModel(first, select(first, model1_layers), names[0]),
             ComparedModel(second, select(second, model2_layers), names[1]),
         )
         self._device = None if device is None else torch.device(device)
-        self._estimator = estimator
         self._kernel = resolve_kernel(kernel)
-        if estimator == "sampled_neurons":
+        if self._estimator == "sampled_neurons":
             check_linear(self._kernel)
         self._kernel_name = (
             kernel if isinstance(kernel, str) else getattr(kernel, "__name__", None) or repr(kernel)
         )
         self._part_size = hsic_batch_size
         self._reader = OutputReader(pooling or "flatten", pick)
-        self._feed = feed
+        self._inputs = InputSettings(
+            feed, SampleRule(samples), check_cast(cast_inputs), check_axes(axes)
+        )
         self._masks = check_masks(mask)
         self._one_mask = self._masks[0] == self._masks[1]
         self._over_ranks = distributed
@@ -250,10 +267,19 @@ class CKA:
                 "compare() was called after the with block of this CKA ended; "
                 "call it inside the block, or create a new CKA"
             )
+        check_loader(dataloader, "dataloader")
         loaders: tuple[Iterable[Any], ...] = (dataloader,)
         if dataloader2 is not None and dataloader2 is not dataloader:
+            check_loader(dataloader2, "dataloader2")
             loaders = (dataloader, dataloader2)
-        resamples = Resamples.checked(null, bootstrap, generator, self._estimator)
+        if len(loaders) == 2 and all(map(shuffles, loaders)):
+            warnings.warn(
+                "both data loaders shuffle, each in its own order, so the models get different "
+                "samples; pass one loader, or shuffle=False",
+                CKAWarning,
+                stacklevel=2,
+            )
+        resamples = Resamples.checked(null, bootstrap, generator, self._estimator, self._measure)
         (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, resamples)
         for message in outcome.warnings:
             warnings.warn(message, CKAWarning, stacklevel=2)
@@ -266,6 +292,7 @@ class CKA:
         return CKAResult(
             matrix=outcome.matrix,
             standard_error=outcome.standard_error,
+            sums=outcome.sums if self._estimator != "exact" else None,
             calibration=outcome.calibration,
             confidence=outcome.confidence,
             model1_layers=outcome.rows,
@@ -276,6 +303,7 @@ class CKA:
             batches=outcome.batches,
             estimator=self._estimator,
             kernel=self._kernel_name,
+            measure="cka" if self._measure is None else self._measure.name,
             self_comparison=first.module is second.module and loaders == 1 and self._one_mask,
         )
 
@@ -315,6 +343,7 @@ class CKA:
                     estimator,
                     over_ranks=self._over_ranks,
                     resamplings=resampled,
+                    counting=self._inputs.counting,
                 )
                 for (first, second), estimator, resampled in zip(
                     pairs, estimators, resamplings, strict=True
@@ -323,7 +352,8 @@ class CKA:
             several = SimultaneousRuns(runners, pairs, runs)
             stack.callback(several.close)
             bar = stack.enter_context(Progress(batch_count(loaders[0]), shown=progress))
-            for batches in batch_tuples(loaders, estimators[0].min_samples):
+            least = estimators[0].min_samples
+            for batches in batch_tuples(loaders, least, self._inputs.counting):
                 several.add(batches)
                 message = None if advice is None else advice.batch_done(runs[0].last_samples)
                 if message is not None:
@@ -355,7 +385,9 @@ class CKA:
             selections = [model.selection for model in group]
             mask = self._masks[min(number, 2) - 1]  # compare_many has one mask for all its models
             runners.append(
-                ModelRunner(module, selections, self._reader, estimator, device, self._feed, mask)
+                ModelRunner(
+                    module, name, selections, self._reader, estimator, device, self._inputs, mask
+                )
             )
         return runners
 
@@ -372,7 +404,10 @@ class CKA:
                     "has several ranks; run it on one rank with distributed=False, or use "
                     "estimator='unbiased'"
                 )
-            return Exact(self._kernel, sample_count(loader), self._limit_bytes, resamplings)
+            expected = sample_count(loader)
+            if self._measure is not None:
+                return ExactNeighbours(self._measure, expected, self._limit_bytes, resamplings)
+            return Exact(self._kernel, expected, self._limit_bytes, resamplings)
         if self._estimator == "sampled_neurons":
             return Minibatch(
                 self._kernel,
@@ -382,7 +417,8 @@ class CKA:
                 sampled_neurons=True,
                 advice=advice,
             )
-        return Minibatch(self._kernel, self._estimator, self._part_size, resamplings, advice=advice)
+        kind: HSICEstimator = "biased" if self._estimator == "biased" else "unbiased"
+        return Minibatch(self._kernel, kind, self._part_size, resamplings, advice=advice)
 
     def _advice(self) -> SmallerParts | None:
         """Return what may propose parts; None if they are set, or the kernel's cost is unknown."""

@@ -1,29 +1,19 @@
-"""Batches: the loaders they come from, what a model gets of them, and their masks of padding.
-
-Of the names of masks, ``attention_mask`` and ``decoder_attention_mask`` are those of Hugging Face's
-models: 1 is a token, 0 is padding. ``src_key_padding_mask`` and ``tgt_key_padding_mask`` are those
-of ``torch.nn.Transformer``, in which True is padding.
-"""
+"""Batches: the loaders they come from, and what a model gets of them."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from cka.capture.outputs import BatchMasks, TokenMask, tensors_in
-from cka.errors import InputError, SettingError
-
-
-def samples_in(batch: Any) -> int | None:
-    """Return the first dimension of the batch's first tensor; None if there is no tensor."""
-    return next((len(tensor) for tensor in tensors_in(batch) if tensor.ndim), None)
+from cka.capture.structures import map_named, named_tensors, shapes_of
+from cka.errors import InputError
+from cka.samples import SampleRule
 
 
 def model_input(batch: Any) -> Any:
@@ -40,10 +30,32 @@ def model_input(batch: Any) -> Any:
             raise InputError(
                 f"got an empty batch, {batch!r}; yield a tensor, (inputs, ...) or a dict"
             )
+        _check_not_samples(batch)
         return model_input(batch[0])
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return model_input(getattr(batch, dataclasses.fields(batch)[0].name))
     return batch
+
+
+# A pair or a triple may be inputs and labels, but not more tensors that are all alike.
+_MOST_PARTS = 3
+
+
+def _check_not_samples(batch: Any) -> None:
+    """Refuse a list of samples, of which only the first would reach the model."""
+    tensors = [part for part in batch if isinstance(part, Tensor)]
+    alike = {(part.ndim, part.dtype) for part in tensors}
+    if len(tensors) != len(batch) or len(alike) > 1 or tensors[0].ndim < 2:
+        return
+    different = len({part.shape for part in tensors}) > 1 and len({len(p) for p in tensors}) > 1
+    if len(batch) > _MOST_PARTS or different:
+        named = {f"[{at}]": part for at, part in enumerate(tensors)}
+        raise InputError(
+            f"a batch is a {type(batch).__name__} of {len(batch)} tensors, {shapes_of(named, 3)}: "
+            "the model would get the first one only. If each is a sample, pass "
+            "feed=lambda model, batch: model(batch) and samples=len; if each is an input of the "
+            "model, pass feed=lambda model, batch: model(*batch)"
+        )
 
 
 def run_model(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> Any:
@@ -57,87 +69,108 @@ def run_model(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> Any
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs, **keywords)
 
 
-def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+def reason_of_failure(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> str | None:
+    """Return why a model raised for its inputs, and what to write; None if it is not known.
+
+    Args:
+        model: the model.
+        inputs: its input.
+        keywords: further keyword arguments.
+    """
+    args, named = ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), keywords)
+    for name, value in ({"": inputs} if args else dict(named)).items():
+        if not isinstance(value, (Tensor, bool, int, float, str, type(None))) and hasattr(
+            value, "__array__"
+        ):
+            return (
+                f"its input {name or ''} is a {type(value).__module__}.{type(value).__name__}, not "
+                "a tensor; yield torch.from_numpy(array), or load through a DataLoader"
+            ).replace("  ", " ")
+    try:
+        inspect.signature(model.forward).bind(*args, **named)
+    except TypeError as error:
+        write = "feed=lambda model, batch: model(...) to call it with the right arguments"
+        if not args:
+            write += ", or drop what it does not take from the batch"
+        given = f"a dict of {', '.join(map(str, named))}" if not args else _kind(inputs)
+        return f"its forward gets {given}, but: {error}; pass {write}"
+    except ValueError:  # a function without a signature
+        pass
+    weights = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    floats = {
+        name: tensor.dtype
+        for name, tensor in named_tensors(inputs)
+        if tensor.is_floating_point() and weights and tensor.dtype not in weights
+    }
+    if floats:
+        shown = ", ".join(f"{name or 'its input'}: {dtype}" for name, dtype in floats.items())
+        return (
+            f"its weights are {' and '.join(sorted(map(str, weights)))}, but {shown}; pass "
+            "cast_inputs=True, or cast_inputs='name' for one entry, or convert it in the loader"
+        )
+    return None
+
+
+def _kind(inputs: Any) -> str:
+    shape = f" {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else ""
+    return f"one {type(inputs).__name__}{shape}"
+
+
+def to_device(
+    batch: Any,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    names: Collection[str] | None = None,
+) -> Any:
     """Return a batch on a device, of the same structure.
 
     Args:
         batch: a batch of any structure; tensors that are already there are not copied.
         device: where its tensors go.
-        dtype: the dtype to which its floating-point tensors are converted; None keeps theirs.
+        dtype: the dtype to which floating-point tensors are converted; None keeps theirs.
+        names: which entries are converted; None means all.
     """
     # The CPU would not wait for an asynchronous copy to host memory before reading it.
     non_blocking = device.type != "cpu"
 
-    def move(tensor: Tensor) -> Tensor:
-        wanted = dtype if tensor.is_floating_point() else None
-        return tensor.to(device=device, dtype=wanted, non_blocking=non_blocking)
+    def move(name: str, tensor: Tensor) -> Tensor:
+        cast = tensor.is_floating_point() and (names is None or name.rpartition(".")[2] in names)
+        return tensor.to(device=device, dtype=dtype if cast else None, non_blocking=non_blocking)
 
-    return map_tensors(batch, move)
-
-
-def first_samples(batch: Any, count: int) -> Any:
-    """Return the first samples of a batch: views, in the same structure.
-
-    Args:
-        batch: a batch of any structure; 0-d tensors are kept.
-        count: number of samples.
-    """
-    return map_tensors(batch, lambda tensor: tensor[:count] if tensor.ndim else tensor)
+    return map_named(batch, move)
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same nested structure with ``change`` applied to every tensor.
-
-    Mappings become plain dicts. Objects of other types are returned unchanged, even if they have
-    a method ``.to``: they need ``CKA(feed=...)``.
-
-    Args:
-        value: tensors in mappings, sequences and dataclasses.
-        change: a function of a tensor.
-    """
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(part, change) for key, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(part, change) for part in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(part, change) for part in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = copy.copy(value)
-        for field in dataclasses.fields(value):
-            # object.__setattr__ also works on the copy of a frozen dataclass.
-            object.__setattr__(changed, field.name, map_tensors(getattr(value, field.name), change))
-        return changed
-    return value
-
-
-def concatenate_batches(first: Any, second: Any) -> Any:
+def concatenate_batches(first: Any, second: Any, rule: SampleRule | None = None) -> Any:
     """Return one batch with the n1 + n2 samples of both.
 
     Args:
         first: a batch of n1 samples.
         second: a batch of n2 samples, of the same structure.
+        rule: which axis of their tensors has the samples; None means axis 0.
 
     Raises:
         InputError: if the batches differ in structure, or their samples in shape.
     """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        if first.ndim == 0 or first.shape[1:] != second.shape[1:]:
+        axis = (rule or SampleRule()).axis_of("", first)
+        shapes = [[*part.shape] for part in (first, second)]
+        rest = [[size for at, size in enumerate(shape) if at != axis] for shape in shapes]
+        if axis is None or rest[0] != rest[1]:
             raise InputError(
                 f"cannot concatenate tensors of shape {tuple(first.shape)} and "
-                f"{tuple(second.shape)}; only their first dimension may differ"
+                f"{tuple(second.shape)}; only their samples may differ in number"
             )
-        return torch.cat([first, second])
+        return torch.cat([first, second], axis)
     if isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) == set(second):
-        return {key: concatenate_batches(first[key], second[key]) for key in first}
+        return {key: concatenate_batches(first[key], second[key], rule) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields") and type(first) is type(second):
-        return type(first)(*map(concatenate_batches, first, second))
+        pairs = zip(first, second, strict=True)
+        return type(first)(*(concatenate_batches(a, b, rule) for a, b in pairs))
     if isinstance(first, (list, tuple)) and type(first) is type(second):
         # Sequences with tensors or further sequences are structures; others are lists of samples.
         if any(isinstance(part, (Tensor, Mapping, list, tuple)) for part in (*first, *second)):
             pairs = zip(first, second, strict=True)
-            return type(first)(concatenate_batches(a, b) for a, b in pairs)
+            return type(first)(concatenate_batches(a, b, rule) for a, b in pairs)
         return type(first)([*first, *second])  # one entry per sample, such as a list of texts
     raise InputError(
         f"cannot concatenate batches of type {type(first).__name__} and {type(second).__name__}; "
@@ -145,163 +178,33 @@ def concatenate_batches(first: Any, second: Any) -> Any:
     )
 
 
-Mask: TypeAlias = str | Callable[[Any], Any] | None
-"""A name in the batch, a function of the batch, ``"auto"``, or None for no mask."""
-
-_NAMES = ("attention_mask", "src_key_padding_mask")
-_DECODER_NAMES = ("decoder_attention_mask", "tgt_key_padding_mask")
-_DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "tgt", *_DECODER_NAMES)
-_WRITE = (
-    "write mask=lambda batch: a (samples, tokens) tensor that is 1 for tokens and 0 for padding, "
-    "or mask=None to use every position"
-)
-
-
-def check_masks(mask: Any) -> tuple[Mask, Mask]:
-    """Return the masks of both models: one for both, or a pair.
-
-    Args:
-        mask: what the user passed: a name, a function, None, or a pair of these.
-
-    Raises:
-        SettingError: if a mask is neither a name, a function nor None.
-    """
-    masks = tuple(mask) if isinstance(mask, (list, tuple)) else (mask, mask)
-    if len(masks) != 2 or not all(m is None or isinstance(m, str) or callable(m) for m in masks):
-        raise SettingError(
-            f"cannot use {mask!r} as a mask; write the name of a batch's entry, a function of the "
-            "batch, None, or a pair of these, one for each model"
-        )
-    return masks[0], masks[1]
-
-
-def find_masks(batch: Any, mask: Mask, model: nn.Module, samples: int | None) -> BatchMasks:
-    """Return the masks of a batch for one model.
-
-    Args:
-        batch: a batch of the loader, before a part of it is passed to the model.
-        mask: the model's mask, from :func:`check_masks`.
-        model: the model; its ``config`` says whether it has encoder and decoder.
-        samples: number of samples in the batch; None if the batch does not show it.
-
-    Raises:
-        InputError: if the batch has no entry of the name ``mask``.
-    """
-    if mask is None:
-        return BatchMasks()
-    config = getattr(model, "config", None)
-    has_decoder = getattr(config, "is_encoder_decoder", False) is True or any(
-        entry(batch, name) is not None for name in _DECODER_INPUTS
-    )
-    return BatchMasks(
-        tokens=_token_mask(batch, mask, samples),
-        decoder_tokens=_first_named(batch, _DECODER_NAMES, samples),
-        has_decoder=has_decoder,
-    )
-
-
-def mask_keywords(batch: Any, model: nn.Module) -> dict[str, Any]:
-    """Return the masks that a batch has as attributes and the model takes as keyword arguments.
-
-    The model gets only the first field of a dataclass. Without its mask, it would read padding.
-    """
-    entries = ((name, entry(batch, name)) for name in (*_NAMES, *_DECODER_NAMES))
-    masks = {name: value for name, value in entries if isinstance(value, Tensor)}
-    try:
-        parameters = inspect.signature(model.forward).parameters if masks else {}
-    except (TypeError, ValueError):  # a function without a signature
-        return {}
-    return {name: value for name, value in masks.items() if name in parameters}
-
-
-def entry(batch: Any, name: str) -> Any:
-    """Return an entry of a mapping, or an attribute of another object; None if there is none.
-
-    Of a tuple or list without such an attribute, the first element is searched.
-    """
-    if isinstance(batch, Mapping):
-        return batch.get(name)
-    if isinstance(batch, Tensor):
-        return None
-    value = getattr(batch, name, None)
-    if value is None and isinstance(batch, (list, tuple)) and batch:
-        return entry(batch[0], name)
-    return value
-
-
-def _token_mask(
-    batch: Any, mask: str | Callable[[Any], Any], samples: int | None
-) -> TokenMask | None:
-    if callable(mask):
-        return _checked(mask(batch), "the result of mask=", samples)
-    if mask == "auto":
-        return _first_named(batch, _NAMES, samples)
-    value = entry(batch, mask)
-    if value is None:
-        names = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-        raise InputError(f"the batch has no entry {mask!r} for mask= (it is: {names}); {_WRITE}")
-    return _checked(value, mask, samples)
-
-
-def _first_named(batch: Any, names: tuple[str, ...], samples: int | None) -> TokenMask | None:
-    for name in names:
-        value = entry(batch, name)
-        if value is not None:
-            return _checked(value, name, samples)
-    return None
-
-
-def _checked(value: Any, name: str, samples: int | None) -> TokenMask:
-    """Return a mask as bool, with the reason if it cannot be used.
-
-    Raises:
-        InputError: if the value cannot be read as a tensor.
-    """
-    try:
-        mask = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{name} is a {type(value).__name__}, not a mask; {_WRITE}") from None
-    count = int(mask.shape[-1]) if mask.ndim else 0
-    if mask.ndim != 2 or samples not in (None, len(mask)):
-        return TokenMask(
-            count,
-            problem=(
-                f"{name} has shape {tuple(mask.shape)}, but a mask of the tokens of "
-                f"{samples} samples must have shape ({samples}, tokens); {_WRITE}"
-            ),
-        )
-    if type(mask) is not Tensor:  # a fake tensor, which has no values
-        return TokenMask(count)
-    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-        return TokenMask(
-            count,
-            problem=(
-                f"{name} has values other than 0 and 1 ({mask.min().item()} to "
-                f"{mask.max().item()}); {_WRITE}"
-            ),
-        )
-    # In the masks of torch.nn.Transformer, True is padding.
-    real = mask == 0 if name.endswith("key_padding_mask") else mask != 0
-    if bool(real.all()):
-        return TokenMask(count)
-    empty = (~real.any(1)).nonzero().flatten().tolist()
-    if empty:
-        return TokenMask(
-            count,
-            problem=(
-                f"{name} has no token, only padding, for {len(empty)} of {len(mask)} samples "
-                f"(the first is sample {empty[0]} of the batch); leave these samples out of the "
-                "data, or write mask=None to use every position"
-            ),
-        )
-    return TokenMask(count, real)
-
-
 BatchTuple: TypeAlias = tuple[Any, ...]
 """One batch of each data loader: one or two."""
 
 
-def batch_tuples(loaders: tuple[Iterable[Any], ...], min_samples: int) -> Iterator[BatchTuple]:
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """How the samples of a batch are counted."""
+
+    rule: SampleRule
+    """Which axis has the samples."""
+    of_feed: bool = False
+    """Whether a user's ``feed`` gets the whole batch, whose structure is then not known."""
+
+    def count(self, batch: Any) -> int | None:
+        """Return the number of samples in a batch of a loader; None if the batch shows none.
+
+        Args:
+            batch: what the loader yields.
+        """
+        if self.of_feed or self.rule.is_set:
+            return self.rule.count(batch, of_feed=self.of_feed)
+        return self.rule.count(model_input(batch), of_feed=False)
+
+
+def batch_tuples(
+    loaders: tuple[Iterable[Any], ...], min_samples: int, counting: Counting
+) -> Iterator[BatchTuple]:
     """Yield one batch of each loader at a time; join a batch that is too small to another.
 
     A batch with fewer than ``min_samples`` samples is concatenated with the batch before it if
@@ -310,12 +213,50 @@ def batch_tuples(loaders: tuple[Iterable[Any], ...], min_samples: int) -> Iterat
     Args:
         loaders: one loader, or two with the same samples.
         min_samples: smallest number of samples that the estimator can use.
+        counting: says how many samples a batch has.
 
     Raises:
         InputError: if two loaders yield different numbers of batches, or of samples in a batch.
     """
-    together = _zip_checked([_without_padding(loader) for loader in loaders])
-    return _concatenate_small(together, loaders, min_samples)
+    together = _zip_checked([_without_padding(loader, counting) for loader in loaders], counting)
+    return _concatenate_small(together, loaders, min_samples, counting)
+
+
+def check_loader(loader: Any, name: str) -> None:
+    """Check that a loader yields batches.
+
+    Args:
+        loader: what the user passed.
+        name: its name in the message of an error.
+
+    Raises:
+        InputError: if it yields single samples, or cannot be iterated.
+    """
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise InputError(
+            f"{name} is a {type(loader).__name__}, which yields single samples; "
+            "write torch.utils.data.DataLoader(dataset, batch_size=64)"
+        )
+    if isinstance(loader, Tensor) and loader.ndim < 3 and loader.is_floating_point():
+        raise InputError(
+            f"{name} is one tensor {tuple(loader.shape)}, which yields its rows as batches; write "
+            "[tensor] if it is one batch, or tensor.split(64)"
+        )
+    if isinstance(loader, (Mapping, str)) or not hasattr(loader, "__iter__"):
+        raise InputError(
+            f"{name} is a {type(loader).__name__}, which yields no batches; pass a DataLoader, or "
+            "a list of batches, e.g. [batch]"
+        )
+
+
+def shuffles(loader: Any) -> bool:
+    """Whether a loader has an order of its own each time, from torch's global random state.
+
+    Args:
+        loader: what the user passed.
+    """
+    sampler = getattr(loader, "sampler", None)
+    return isinstance(sampler, RandomSampler) and sampler.generator is None
 
 
 def batch_count(loader: Iterable[Any]) -> int | None:
@@ -354,22 +295,22 @@ def _samples_of_rank(loader: Iterable[Any]) -> int | None:
     return max(0, -(-(total - sampler.rank) // sampler.num_replicas))
 
 
-def _without_padding(loader: Iterable[Any]) -> Iterator[Any]:
+def _without_padding(loader: Iterable[Any], counting: Counting) -> Iterator[Any]:
     left = _samples_of_rank(loader)
     if left is None:
         yield from loader
         return
     for batch in loader:
-        size = samples_in(batch) or 0
+        size = counting.count(batch) or 0
         # The last batches of a rank may contain samples that the sampler repeated as padding.
         if size > left:
-            batch = first_samples(batch, left)
+            batch = counting.rule.first(batch, left, size)
         if left > 0:
             yield batch
         left -= min(size, left)
 
 
-def _zip_checked(loaders: list[Iterator[Any]]) -> Iterator[BatchTuple]:
+def _zip_checked(loaders: list[Iterator[Any]], counting: Counting) -> Iterator[BatchTuple]:
     """Yield one batch of each loader at a time; check that they agree in number and size."""
     if len(loaders) == 1:
         for batch in loaders[0]:
@@ -382,10 +323,11 @@ def _zip_checked(loaders: list[Iterator[Any]]) -> Iterator[BatchTuple]:
             other = next(second)
         except StopIteration:
             raise InputError(_ended_early("dataloader2", number)) from None
-        if samples_in(batch) != samples_in(other):
+        sizes = counting.count(batch), counting.count(other)
+        if None not in sizes and sizes[0] != sizes[1]:
             raise InputError(
-                f"batch {number} has {samples_in(batch)} samples in dataloader and "
-                f"{samples_in(other)} in dataloader2; pass loaders with the same samples in the "
+                f"batch {number} has {sizes[0]} samples in dataloader and "
+                f"{sizes[1]} in dataloader2; pass loaders with the same samples in the "
                 "same order and batch size"
             )
         yield batch, other
@@ -402,13 +344,17 @@ def _ended_early(shorter: str, batches: int) -> str:
 
 
 def _concatenate_small(
-    batches: Iterator[BatchTuple], loaders: tuple[Iterable[Any], ...], min_samples: int
+    batches: Iterator[BatchTuple],
+    loaders: tuple[Iterable[Any], ...],
+    min_samples: int,
+    counting: Counting,
 ) -> Iterator[BatchTuple]:
     """Concatenate a batch that is too small with the one before it, if that one was delayed."""
     delayed: BatchTuple | None = None
     for index, current in enumerate(batches):
         if delayed is not None:
-            both = _concatenated(delayed, current) if _too_small(current, min_samples) else None
+            small = _too_small(current, min_samples, counting)
+            both = _concatenated(delayed, current, counting) if small else None
             if both is not None:
                 delayed = both
                 continue
@@ -438,13 +384,21 @@ def _must_delay(loader: Iterable[Any], index: int, min_samples: int) -> bool:
     return 0 < samples % size < min_samples and index == samples // size - 1
 
 
-def _too_small(batches: BatchTuple, min_samples: int) -> bool:
-    size = samples_in(batches[0])
+def _too_small(batches: BatchTuple, min_samples: int, counting: Counting) -> bool:
+    size = counting.count(batches[0])
     return size is not None and size < min_samples
 
 
-def _concatenated(batches: BatchTuple, small: BatchTuple) -> BatchTuple | None:
+def _concatenated(batches: BatchTuple, small: BatchTuple, counting: Counting) -> BatchTuple | None:
+    """Return joined batches, or None if it is not certain that each tensor has the samples."""
+    for batch in (*batches, *small):
+        size = counting.count(batch)
+        if size is None or not counting.rule.agrees(batch, size):
+            return None
     try:
-        return tuple(map(concatenate_batches, batches, small))
+        return tuple(
+            concatenate_batches(batch, other, counting.rule)
+            for batch, other in zip(batches, small, strict=True)
+        )
     except ValueError:  # another structure: the small batch is then left out, with a warning
         return None

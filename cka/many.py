@@ -174,7 +174,9 @@ def compare_many(
     """
     _check(models, pairs, settings)
     comparison = _ComparisonOfMany(models, layers, settings)
-    resamples = Resamples.checked(null, bootstrap, generator, settings.get("estimator", "unbiased"))
+    resamples = Resamples.checked(
+        null, bootstrap, generator, settings.get("estimator") or "unbiased"
+    )
     return comparison.compare_pairs(dataloader, pairs, progress, resamples)
 
 
@@ -228,6 +230,12 @@ def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, A
         )
     if pairs not in get_args(Pairs):
         raise SettingError(f"cannot use {pairs!r} as pairs; write 'all' or 'first'")
+    if settings.get("measure", "cka") != "cka":
+        raise SettingError(
+            f"compare_many keeps Gram matrices of batches only, but measure="
+            f"{settings['measure']!r} needs the features of all samples; use CKA(one, other, "
+            "measure=...) for each pair"
+        )
     if settings.get("estimator") == "exact":
         raise SettingError(
             "compare_many keeps Gram matrices of batches only, but estimator='exact' needs the "

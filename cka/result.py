@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -15,9 +13,11 @@ import torch
 from torch import Tensor
 
 from cka import plots
-from cka.capture.layers import format_labels
-from cka.errors import InputError, LayerError
+from cka.errors import InputError
 from cka.functional.distributions import Calibration, Confidence
+from cka.functional.sums import Sums, cka_with_error, merge_sums, select_sums
+from cka.indexing import positions_of
+from cka.result_file import read_fields, write_fields
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,9 +30,7 @@ Index: TypeAlias = int | str | slice | Sequence[int | str]
 Figures = TypeVar("Figures", Calibration, Confidence)
 
 
-_SCHEMA = "cka-result/1"
-_MATRICES = ("matrix", "standard_error")
-_FIGURES = {"calibration": Calibration, "confidence": Confidence}
+_TITLES = {"cka": "CKA", "mutual_knn": "mutual kNN", "cknna": "CKNNA"}
 
 
 class Match(NamedTuple):
@@ -103,8 +101,13 @@ class CKAResult:
     """Name of the kernel."""
     self_comparison: bool
     """Whether one model was compared with itself on the same data."""
+    measure: str = "cka"
+    """``"cka"``, ``"mutual_knn"`` or ``"cknna"``."""
     calibration: Calibration | None = None
     """z and p-values by permutations of the samples; None without ``null`` in ``compare``."""
+    sums: Sums | None = field(default=None, repr=False)
+    """Sums over batches, by which results of further batches can be added; None for estimates from
+    all samples at once."""
     confidence: Confidence | None = None
     """Standard errors and intervals by resamples; None without ``bootstrap`` in ``compare``."""
 
@@ -132,12 +135,20 @@ class CKAResult:
             InputError: if the index is of another type.
         """
         row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
-        rows = _positions(row, self.model1_layers, "row")
-        columns = _positions(column, self.model2_layers, "column")
+        rows = positions_of(row, self.model1_layers, "row")
+        columns = positions_of(column, self.model2_layers, "column")
         if isinstance(row, (int, str)) and isinstance(column, (int, str)):
             return float(self.matrix[rows[0], columns[0]])
+        of_part = self.sums
+        if of_part is not None:
+            of_part = select_sums(
+                of_part,
+                torch.tensor(rows, dtype=torch.long, device="cpu"),
+                torch.tensor(columns, dtype=torch.long, device="cpu"),
+            )
         return replace(
             self,
+            sums=of_part,
             matrix=self.matrix[rows][:, columns],
             standard_error=self.standard_error[rows][:, columns],
             calibration=_part(self.calibration, rows, columns),
@@ -145,6 +156,60 @@ class CKAResult:
             model1_layers=[self.model1_layers[at] for at in rows],
             model2_layers=[self.model2_layers[at] for at in columns],
         )
+
+    def __add__(self, other: CKAResult) -> CKAResult:
+        """Return the result of the batches of both, as if one comparison had run on all of them.
+
+        So a comparison can go on with further batches: ``CKAResult.load(path) + cka.compare(rest)``
+        is what a comparison of all batches would be, but without ``calibration`` and
+        ``confidence``.
+
+        >>> from cka import CKA
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU())
+        >>> first, second = torch.randn(2, 3, 64, 8)
+        >>> cka = CKA(model, device="cpu")
+        >>> both = cka.compare(first, progress=False) + cka.compare(second, progress=False)
+        >>> both.batches, both.samples
+        (6, 384)
+
+        Raises:
+            InputError: if the results are of other layers, settings or models, or are estimates
+                from all samples at once.
+        """
+        if not isinstance(other, CKAResult):
+            return NotImplemented
+        for name in ("measure", "estimator", "kernel", "model1_layers", "model2_layers"):
+            if getattr(self, name) != getattr(other, name):
+                raise InputError(
+                    f"results with another {name} cannot be added: {getattr(self, name)!r} and "
+                    f"{getattr(other, name)!r}; compare the same layers with the same settings"
+                )
+        if self.sums is None or other.sums is None:
+            raise InputError(
+                f"results of estimator={self.estimator!r}, or of files without sums, cannot be "
+                "added; use estimator='unbiased', and compare again"
+            )
+        sums = merge_sums(self.sums, other.sums)
+        matrix, error = cka_with_error(sums)
+        dtype = self.matrix.dtype
+        return replace(
+            self,
+            matrix=matrix.to(dtype),
+            standard_error=error.to(dtype),
+            samples=self.samples + other.samples,
+            batches=self.batches + other.batches,
+            self_comparison=self.self_comparison and other.self_comparison,
+            sums=sums,
+            calibration=None,
+            confidence=None,
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return the matrix for ``numpy.asarray(result)``, (L1, L2)."""
+        array = self.matrix.numpy()
+        if dtype is not None:
+            array = array.astype(dtype, copy=False)
+        return array.copy() if copy else array
 
     # Python would otherwise iterate by result[0], result[1], ... until an IndexError.
     __iter__ = None
@@ -169,13 +234,18 @@ class CKAResult:
                 matches.append(Match(layer, self.model2_layers[column], value, error))
         return matches
 
+    @property
+    def title(self) -> str:
+        """Name of the measure, as it is written: CKA, mutual kNN or CKNNA."""
+        return _TITLES.get(self.measure, self.measure)
+
     def lines(self) -> list[str]:
         """Return the result as text: a heading, and one line for each best match."""
         heading = (
-            f"CKA of {self.model1_name} ({len(self.model1_layers)} layers) and "
+            f"{self.title} of {self.model1_name} ({len(self.model1_layers)} layers) and "
             f"{self.model2_name} ({len(self.model2_layers)} layers): {self.samples} samples in "
             f"{self.batches} {'batch' if self.batches == 1 else 'batches'}, "
-            f"{self.estimator}, {self.kernel} kernel"
+            f"{self.estimator}" + (f", {self.kernel} kernel" if self.measure == "cka" else "")
         )
         for figures in (self.calibration, self.confidence):
             if figures is not None:
@@ -206,12 +276,7 @@ class CKAResult:
             raise plots.missing_extra("pandas", "to_dataframe()") from error
         resampled = self.calibration is not None or self.confidence is not None
         if long or (long is None and resampled):
-            columns = {"cka": self.matrix, "standard_error": self.standard_error}
-            if self.calibration is not None:
-                columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
-            if self.confidence is not None:
-                columns |= {name: getattr(self.confidence, name) for name in ("low", "high")}
-                columns["bootstrap_error"] = self.confidence.standard_error
+            columns = self._columns()
             pairs = pd.MultiIndex.from_product(
                 [self.model1_layers, self.model2_layers], names=[self.model1_name, self.model2_name]
             )
@@ -225,6 +290,41 @@ class CKAResult:
             columns=pd.Index(self.model2_layers, name=self.model2_name),
         )
         return frame
+
+    def to_xarray(self) -> Any:
+        """Return the result as an xarray Dataset, with the layers as coordinates.
+
+        Its variables are the matrix, under the name of the measure, ``standard_error``, and, if the
+        result has them, ``z``, ``p``, ``p_best``, ``low``, ``high`` and ``bootstrap_error``.
+
+        Raises:
+            MissingExtraError: if xarray is not installed.
+        """
+        try:
+            import xarray  # type: ignore[import-not-found, unused-ignore]
+        except ImportError as error:
+            raise plots.missing_extra("xarray", "to_xarray()") from error
+        # The models may have the same name, but dimensions may not.
+        axes = ("model1_layer", "model2_layer")
+        return xarray.Dataset(
+            {name: (axes, values.numpy()) for name, values in self._columns().items()},
+            {axes[0]: self.model1_layers, axes[1]: self.model2_layers},
+            {
+                name: getattr(self, name)
+                for name in ("model1_name", "model2_name", "samples", "batches", "estimator",
+                             "kernel", "measure")
+            },
+        )  # fmt: skip
+
+    def _columns(self) -> dict[str, Tensor]:
+        """Return all matrices of the result by name."""
+        columns = {self.measure: self.matrix, "standard_error": self.standard_error}
+        if self.calibration is not None:
+            columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
+        if self.confidence is not None:
+            columns |= {name: getattr(self.confidence, name) for name in ("low", "high")}
+            columns["bootstrap_error"] = self.confidence.standard_error
+        return columns
 
     def plot(
         self,
@@ -305,16 +405,7 @@ class CKAResult:
         Raises:
             OSError: if the file cannot be written.
         """
-        path = Path(path)
-        fields = _to_json({name: getattr(self, name) for name in self.__dataclass_fields__})
-        text = json.dumps({"schema": _SCHEMA, **fields}, allow_nan=False, indent=1)
-        # In the same folder: os.replace cannot move a file to another file system.
-        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_fields(Path(path), {name: getattr(self, name) for name in self.__dataclass_fields__})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CKAResult:
@@ -327,78 +418,13 @@ class CKAResult:
             InputError: if the file is not a saved result.
             OSError: if the file cannot be read.
         """
-        path = Path(path)
         try:
-            fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if fields.pop("schema") != _SCHEMA:
-                raise KeyError("schema")
-            dtype = {"float32": torch.float32, "float64": torch.float64}[fields.pop("dtype")]
-            for name in _MATRICES:
-                fields[name] = _tensor(fields[name], dtype)
-            for name, kind in _FIGURES.items():
-                if fields.get(name) is not None:
-                    figures: dict[str, Any] = {
-                        key: _tensor(value, torch.float64) if isinstance(value, list) else value
-                        for key, value in fields[name].items()
-                    }
-                    fields[name] = kind(**figures)
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls(**read_fields(Path(path)))
+        except TypeError as error:  # a name that is no field
             raise InputError(
-                f"{path} is not a result in the format {_SCHEMA!r}; "
-                "pass a file written by CKAResult.save"
+                f"{path} is not a result in the format of this version; pass a file written by "
+                "CKAResult.save"
             ) from error
-
-
-def _positions(index: Any, labels: Sequence[str], kind: str) -> list[int]:
-    """Return the positions of the rows or columns that an index selects.
-
-    Args:
-        index: a label, a position, a slice, or a list of labels and positions.
-        labels: the labels of all rows or columns.
-        kind: "row" or "column", for the messages of errors.
-
-    Raises:
-        LayerError: if a label or position does not exist.
-        InputError: if the index is of another type.
-    """
-    if isinstance(index, slice):
-        start, stop = index.start, index.stop
-        if isinstance(start, str):
-            start = _position(start, labels, kind)
-        if isinstance(stop, str):
-            stop = _position(stop, labels, kind) + 1
-        return list(range(len(labels)))[start : stop : index.step]
-    if isinstance(index, list):
-        return [_position(label, labels, kind) for label in index]
-    return [_position(index, labels, kind)]
-
-
-def _position(index: Any, labels: Sequence[str], kind: str) -> int:
-    """Return the position of one row or column, from 0."""
-    if isinstance(index, str):
-        if index in labels:
-            return labels.index(index)
-        close = difflib.get_close_matches(index, labels, n=3)
-        raise LayerError(
-            f"the result has no {kind} {index!r}; "
-            + (
-                f"did you mean {' or '.join(map(repr, close))}?"
-                if close
-                else f"it has {format_labels(labels)}"
-            )
-        )
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise InputError(
-            f"cannot select {kind}s by {index!r}; write a label, a position, a slice or a list, "
-            'e.g. result["conv1", "fc"] or result[:, 2:5]'
-        )
-    if not -len(labels) <= index < len(labels):
-        raise LayerError(
-            f"{kind} {index} is out of range for a result with {len(labels)} {kind}s; "
-            f"write a position from {-len(labels)} to {len(labels) - 1}"
-        )
-    return index % len(labels)
 
 
 def _part(figures: Figures | None, rows: list[int], columns: list[int]) -> Figures | None:
@@ -411,28 +437,3 @@ def _part(figures: Figures | None, rows: list[int], columns: list[int]) -> Figur
         if isinstance(figure, Tensor)
     }
     return replace(figures, **matrices)
-
-
-def _to_json(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a result as JSON's types, without those that are None."""
-    known = {name: value for name, value in fields.items() if value is not None}
-    for name in _MATRICES:
-        known[name] = _lists(known[name])
-    for name in _FIGURES.keys() & known.keys():
-        known[name] = {
-            key: _lists(value) if isinstance(value, Tensor) else value
-            for key, value in vars(known[name]).items()
-        }
-    return {"dtype": str(fields["matrix"].dtype).removeprefix("torch."), **known}
-
-
-def _lists(values: Tensor) -> list[list[float | None]]:
-    """Return the rows of a matrix, with None for NaN and infinity, which JSON does not have."""
-    return [
-        [number if math.isfinite(number) else None for number in row] for row in values.tolist()
-    ]
-
-
-def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:
-    filled = [[math.nan if value is None else value for value in row] for row in rows]
-    return torch.tensor(filled, dtype=dtype, device="cpu")

@@ -37,10 +37,11 @@ PICTURES = {
         errors
     """,
     "cka": """
-        many
+        many           stored      gate
         comparison
         running        result
-        data           plots
+        data           masks       plots       indexing    result_file
+        samples
         capture        functional  layer_ticks
         errors
     """,

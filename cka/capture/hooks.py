@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,17 +17,20 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from cka.capture.axes import AxesOfLayers, Layout, Unknown
 from cka.capture.layers import Call
 from cka.capture.outputs import (
-    BatchMasks,
     LeftOut,
     OutputReader,
     Pooling,
-    TokenTracker,
+    TokenMask,
     first_of_tokens,
+    last_of_tokens,
     mean_of_tokens,
+    readable,
     without_padding,
 )
+from cka.errors import InputError
 
 T = TypeVar("T")
 
@@ -35,6 +38,7 @@ _POOLED: Mapping[Pooling, Callable[[Tensor, Tensor | None], Tensor]] = {
     "flatten": without_padding,
     "mean": mean_of_tokens,
     "cls": first_of_tokens,
+    "last": last_of_tokens,
 }
 
 
@@ -43,7 +47,8 @@ class PassRecord(Generic[T]):
     """The measurements of one forward pass."""
 
     samples: int | None = None
-    """Number n of samples: of the batch, or of the first output if the batch does not show it."""
+    """Number n of samples of the batch; None until the model gets its inputs, if only they show
+    it."""
     values: list[T] = field(default_factory=list)
     """One measurement for each distinct output."""
     rows: dict[Call, int] = field(default_factory=dict)
@@ -52,6 +57,8 @@ class PassRecord(Generic[T]):
     """Calls whose output cannot be measured, and why."""
     other_tokens: set[Call] = field(default_factory=set)
     """Calls whose output has another number of tokens than the mask of a batch with padding."""
+    not_pooled: set[Call] = field(default_factory=set)
+    """Calls whose output has positions that the pooling does not know."""
 
 
 class Capture(Generic[T]):
@@ -66,7 +73,7 @@ class Capture(Generic[T]):
         modules: Mapping[str, nn.Module],
         reader: OutputReader,
         measure: Callable[..., T],
-        tokens: TokenTracker | None = None,
+        axes: AxesOfLayers,
     ) -> None:
         """Prepare to measure these modules.
 
@@ -75,12 +82,13 @@ class Capture(Generic[T]):
             reader: selects the tensor of an output.
             measure: a function of the features (n, ...), and of the mask (n, t) if they are tokens
                 (n, t, d) some of which are padding.
-            tokens: knows which tokens are padding; None if none are.
+            axes: knows which axes of an output have samples and tokens.
         """
         self._modules = modules
         self._reader = reader
         self._measure = measure
-        self._tokens = tokens
+        self._axes = axes
+        self._masks: Mapping[str, TokenMask | None] = {}
         self._record: PassRecord[T] = PassRecord()
         self._calls: Counter[str] = Counter()
         # Weak references: strong ones would keep every activation of the batch alive.
@@ -92,35 +100,37 @@ class Capture(Generic[T]):
         return list(self._modules)
 
     @contextmanager
-    def recording(self, samples: int | None, masks: BatchMasks | None = None) -> Iterator[None]:
+    def recording(
+        self, samples: int | None, masks: Mapping[str, TokenMask | None] | None = None
+    ) -> Iterator[PassRecord[T]]:
         """Register hooks for one forward pass, and always remove them afterwards.
 
         Args:
             samples: number n of samples; None if the batch does not show it.
-            masks: which tokens of the batch are padding.
+            masks: which tokens of the batch are padding, by the name of the tokens.
         """
         self.clear()
         self._record.samples = samples
+        self._masks = {
+            name: mask for name, mask in (masks or {}).items() if mask and mask.is_needed
+        }
         handles = []
-        stack = ExitStack()
         # Registering is inside, too: an error or Ctrl-C there must not leave hooks behind.
         try:
-            if self._tokens is not None and masks is not None:
-                stack.enter_context(self._tokens.following(masks))
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):
                     self._record.left_out[Call(name, 0)] = LeftOut.SCRIPTED
                     continue
                 handles.append(module.register_forward_hook(partial(self._hook, name)))
-            yield
+            yield self._record
         except BaseException:
             self.clear()  # a traceback that references this object must not keep measurements alive
             raise
         finally:
-            stack.close()
             for handle in handles:
                 handle.remove()
             self._measured.clear()
+            self._masks = {}
 
     def take(self) -> PassRecord[T]:
         """Return what was recorded, and clear this object."""
@@ -139,13 +149,13 @@ class Capture(Generic[T]):
         self._calls[name] += 1
         # A model may enable gradients in its own forward.
         with torch.no_grad():
-            position = self._position(call, module, args, output)
+            position = self._position(call, module, output)
         if isinstance(position, LeftOut):
             self._record.left_out[call] = position
         else:
             self._record.rows[call] = position
 
-    def _position(self, call: Call, module: nn.Module, args: Any, output: Any) -> int | LeftOut:
+    def _position(self, call: Call, module: nn.Module, output: Any) -> int | LeftOut:
         """Measure an output and return its position, or the reason why it cannot be measured."""
         tensor = self._reader.find(call.name, output)
         if tensor is None:
@@ -153,40 +163,89 @@ class Capture(Generic[T]):
         measured = self._measured_position(tensor)
         if measured is not None:
             return measured
-        if self._record.samples is None and tensor.ndim:
-            self._record.samples = tensor.shape[0]
-        aligned = self._reader.aligned(module, tensor, self._record.samples or 0)
-        if isinstance(aligned, LeftOut):
-            return aligned
-        real = self._real(call, args, aligned)
-        if isinstance(real, LeftOut):
-            return real
-        features = aligned
-        if aligned.ndim == 3:
-            features = _POOLED[self._reader.pooling](aligned, real)
-        masks = () if real is None or features.ndim != 3 else (real,)
-        self._record.values.append(self._measure(features.detach(), *masks))
+        values = readable(tensor)
+        if isinstance(values, LeftOut):
+            return values
+        if self._record.samples is None:
+            raise InputError(
+                f"the number of samples is not known: feed= did not call the model itself before "
+                f"{call.label!r} returned {tuple(tensor.shape)}; pass samples=lambda batch: the "
+                "number of samples"
+            )
+        layout = self._axes.of(call, module, values, self._record.samples)
+        if isinstance(layout, Unknown):
+            return LeftOut.NO_BATCH
+        features = self._features(call, values, layout)
+        if isinstance(features, LeftOut):
+            return features
+        self._record.values.append(self._measure(*features))
         position = len(self._record.values) - 1
         # Inference tensors have no version counter, so a later change could not be detected.
         if not tensor.is_inference():
             self._measured[id(tensor)] = (weakref.ref(tensor), tensor._version, position)
         return position
 
-    def _real(self, call: Call, args: Any, tensor: Tensor) -> Tensor | LeftOut | None:
-        """Return the mask (n, t) of the real tokens of a (n, ...) tensor; None if all are real."""
-        masks = [] if self._tokens is None else self._tokens.masks_for(args)
-        if tensor.ndim != 3:
-            inner = tensor.shape[1:] if tensor.ndim > 3 else ()
-            hides_padding = any(mask.count in inner for mask in masks)
-            return LeftOut.PADDED_DIMENSIONS if hides_padding else None
-        fitting = next((mask for mask in masks if mask.count == tensor.shape[1]), None)
-        if masks and fitting is None:
+    def _features(self, call: Call, tensor: Tensor, layout: Layout) -> tuple[Tensor, ...] | LeftOut:
+        """Return the features of an output, and the mask if they are tokens with padding."""
+        real = self._real(call, tensor, layout)
+        if isinstance(real, LeftOut):
+            return real
+        pooling = self._reader.pooling
+        if real is None and (pooling == "flatten" or not layout.positions):
+            if pooling != "flatten" and not layout.positions_known:
+                self._record.not_pooled.add(call)
+            return (tensor.movedim(layout.samples, 0).detach(),)
+        many = len(layout.positions) > 1 and pooling in ("cls", "last")
+        if many or not layout.positions_known:
+            self._record.not_pooled.add(call)
+            return (tensor.movedim(layout.samples, 0).detach(),)
+        tokens = tokens_of(tensor, layout)
+        features = _POOLED[pooling](tokens, real).detach()
+        return (features,) if real is None or features.ndim != 3 else (features, real)
+
+    def _real(self, call: Call, tensor: Tensor, layout: Layout) -> Tensor | LeftOut | None:
+        """Return the mask (n, t) of the real tokens of an output; None if all are real."""
+        if not self._masks:
+            return None
+        of_axes = {
+            at: self._masks[name] for at, name in layout.streams.items() if name in self._masks
+        }
+        if not of_axes and tensor.ndim > 2 and set(self._axes.probed.problems) & set(self._masks):
+            if layout.other_streams or tensor.ndim == 3:
+                self._axes.raise_unknown_tokens(call, tensor)
+            return LeftOut.TOKENS_UNKNOWN
+        if layout.other_streams & set(self._masks) and not of_axes:
             self._record.other_tokens.add(call)
-        real = None if fitting is None else fitting.checked()
-        return None if real is None else real.to(tensor.device)
+            return None
+        if len(of_axes) > 1:
+            return LeftOut.PADDED_DIMENSIONS
+        for axis, mask in of_axes.items():
+            assert mask is not None
+            if tensor.shape[axis] != mask.count:
+                self._record.other_tokens.add(call)
+                return None
+            if len(layout.positions) > 1:
+                return LeftOut.PADDED_DIMENSIONS
+            real = mask.checked()
+            return None if real is None else real.to(tensor.device)
+        return None
 
     def _measured_position(self, tensor: Tensor) -> int | None:
         """Return the position of a tensor's measurement if it has not changed since then."""
         reference, version, position = self._measured.get(id(tensor), (None, -1, -1))
         same = reference is not None and reference() is tensor
         return position if same and tensor._version == version else None
+
+
+def tokens_of(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return an output as (n, t, d): its positions in one axis, its features in another.
+
+    Args:
+        tensor: the output.
+        layout: its axes, with at least one of positions.
+    """
+    first = [layout.samples, *layout.positions]
+    rest = [at for at in range(tensor.ndim) if at not in first]
+    ordered = tensor.permute(*first, *rest)
+    positions = ordered.flatten(1, len(layout.positions))
+    return positions.flatten(2) if rest else positions.unsqueeze(2)

@@ -115,6 +115,20 @@ def select(model: nn.Module, layers: Layers) -> Selection:
     return Selection({name: named[name] for name, _ in positions}, positions)
 
 
+def selects(model: nn.Module, layers: Layers) -> bool:
+    """Whether every selector matches a layer of a model.
+
+    Args:
+        model: the model.
+        layers: the selectors, as for :func:`select`.
+    """
+    try:
+        select(model, layers)
+    except LayerError:
+        return False
+    return True
+
+
 def _layer_names(model: nn.Module) -> list[str]:
     """Return the names of a model's layers, each module once, or ``[""]`` if it has none."""
     names = [

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from cka.capture.structures import tensors_in
 from cka.errors import InputError, SettingError
 
-Pooling: TypeAlias = Literal["flatten", "mean", "cls"]
+Pooling: TypeAlias = Literal["flatten", "mean", "cls", "last"]
 Pick: TypeAlias = Callable[[str, Any], Tensor | None]
 
 
@@ -36,13 +34,17 @@ class LeftOut(Enum):
 
     NOT_IN_EVERY_BATCH = "layers that did not run in every batch are left out"
     NO_BATCH = (
-        "layers whose output has no tensor with the batch in its first dimension are left out "
-        "(pass pick= to choose one)"
+        "layers whose output has no axis with one entry for each sample of the batch are left out "
+        "(pass pick= to choose another tensor, or axes= to name the axis)"
     )
     PADDED_DIMENSIONS = (
-        "layers whose output has more than three dimensions, one of them as long as the mask, are "
-        "left out, because padding cannot be found in it (pass pick= to choose a tensor of "
+        "layers whose output has tokens in more than one axis, as attention weights have, are "
+        "left out, because padding is not neutral in it (pass pick= to choose a tensor of "
         "(samples, tokens, features), or mask=None)"
+    )
+    TOKENS_UNKNOWN = (
+        "layers with more than three axes are left out, because the model could not be run on "
+        "fewer tokens to find those with padding (pass axes= to name them, or mask=None)"
     )
     NO_VALUES = (
         "layers whose output has no values to compare (sparse, nested, on the meta device, or of "
@@ -65,8 +67,8 @@ class OutputReader:
     """
 
     pooling: Pooling = "flatten"
-    """For (n, t, d) outputs: keep all tokens, average them, or keep only the first. Padding is
-    left out."""
+    """For (n, t, d) outputs: keep all tokens, average them, or keep only the first or the last.
+    Padding is left out."""
     pick: Pick | None = None
     """The user's function ``pick(layer_name, output)``; it returns None to skip the layer."""
 
@@ -74,7 +76,7 @@ class OutputReader:
         """Check that the pooling is known."""
         if self.pooling not in get_args(Pooling):
             raise SettingError(
-                f"cannot use {self.pooling!r} as pooling; write 'flatten', 'mean' or 'cls'"
+                f"cannot use {self.pooling!r} as pooling; write 'flatten', 'mean', 'cls' or 'last'"
             )
 
     def find(self, name: str, output: Any) -> Tensor | None:
@@ -91,44 +93,18 @@ class OutputReader:
             return self.pick(name, output)
         return next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
 
-    def aligned(self, module: nn.Module, tensor: Tensor, samples: int) -> Tensor | LeftOut:
-        """Return a tensor with its n samples in the first dimension, or why it cannot be used.
 
-        Args:
-            module: the module that returned it.
-            tensor: the tensor that :meth:`find` returned.
-            samples: number n of samples in the batch.
-        """
-        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
-            return LeftOut.NO_VALUES
-        if tensor.is_quantized:
-            tensor = tensor.dequantize()
-        if tensor.dtype not in _DTYPES:
-            return LeftOut.NO_VALUES
-        # nn.MultiheadAttention, nn.LSTM and nn.TransformerEncoderLayer have this attribute. If it
-        # is False, their outputs are (tokens, samples, features).
-        if tensor.ndim == 3 and getattr(module, "batch_first", True) is False:
-            tensor = tensor.transpose(0, 1)
-        if tensor.ndim == 0 or tensor.shape[0] != samples:
-            return LeftOut.NO_BATCH
-        return tensor
+def readable(tensor: Tensor) -> Tensor | LeftOut:
+    """Return a tensor whose values can be read as numbers, or why there is none.
 
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested sequences, mappings and dataclasses, depth first."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if isinstance(value, Mapping):
-        inner: Any = value.values()
-    elif isinstance(value, (list, tuple)):
-        inner = value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    else:
-        return
-    for part in inner:
-        yield from tensors_in(part)
+    Args:
+        tensor: the output of a layer.
+    """
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        return LeftOut.NO_VALUES
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    return tensor if tensor.dtype in _DTYPES else LeftOut.NO_VALUES
 
 
 # On a CPU, torch 2.9 cannot index tensors of these dtypes, but others of the same width.
@@ -148,6 +124,8 @@ class TokenMask:
 
     count: int
     """Number t of tokens."""
+    name: str = "mask="
+    """Its name in the batch."""
     real: Tensor | None = None
     """True for tokens and False for padding, (n, t); None if no token is padding."""
     problem: str | None = None
@@ -168,106 +146,11 @@ class TokenMask:
         """Whether the mask excludes a token, or cannot be used."""
         return self.real is not None or self.problem is not None
 
-
-@dataclass(frozen=True)
-class BatchMasks:
-    """The masks of a batch for one model."""
-
-    tokens: TokenMask | None = None
-    """Mask of the model's tokens: those of the encoder if it has encoder and decoder."""
-    decoder_tokens: TokenMask | None = None
-    """Mask of the decoder's tokens."""
-    has_decoder: bool = False
-    """Whether the decoder has tokens of its own."""
-
-    def to(self, device: torch.device) -> BatchMasks:
-        """Return the masks on a device."""
-        return replace(
-            self,
-            tokens=_moved(self.tokens, device),
-            decoder_tokens=_moved(self.decoder_tokens, device),
-        )
-
-
-def _moved(mask: TokenMask | None, device: torch.device) -> TokenMask | None:
-    if mask is None or mask.real is None:
-        return mask
-    return replace(mask, real=mask.real.to(device, non_blocking=device.type != "cpu"))
-
-
-class TokenTracker:
-    """Follows a forward pass to know whether an output has the encoder's or the decoder's tokens.
-
-    A model with encoder and decoder computes the encoder's tokens first. From the call of its
-    decoder on, tokens are the decoder's, except in a module whose input is the encoder's output,
-    such as the key and value projections of cross-attention.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._masks = BatchMasks()
-        self._in_decoder = False
-        # Weak, because the encoder's output must not live longer than in the model itself.
-        self._encoded: weakref.ref[Tensor] | None = None
-
-    @contextmanager
-    def following(self, masks: BatchMasks) -> Iterator[None]:
-        """Use these masks for one forward pass, and drop them afterwards.
-
-        Args:
-            masks: the masks of the batch, on the model's device.
-        """
-        self._masks = masks
-        handles = []
-        try:
-            if masks.has_decoder:
-                encoder, decoder = _encoder_and_decoder(self._model)
-                if encoder is not None:
-                    handles.append(encoder.register_forward_hook(self._encoder_ended))
-                if decoder is not None:
-                    handles.append(decoder.register_forward_pre_hook(self._decoder_began))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._masks = BatchMasks()
-            self._in_decoder = False
-            self._encoded = None
-
-    def _encoder_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        encoded = next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
-        self._encoded = None if encoded is None else weakref.ref(encoded)
-
-    def _decoder_began(self, module: nn.Module, args: Any) -> None:
-        self._in_decoder = True
-
-    def masks_for(self, args: Sequence[Any]) -> list[TokenMask]:
-        """Return the masks that may apply to the output of a module, the likeliest first.
-
-        The list is empty if no token of the batch is padding.
-
-        Args:
-            args: positional inputs of the module.
-        """
-        encoder, decoder = self._masks.tokens, self._masks.decoder_tokens
-        if not any(mask is not None and mask.is_needed for mask in (encoder, decoder)):
-            return []
-        first = args[0] if args else None
-        from_encoder = first is not None and self._encoded is not None and first is self._encoded()
-        of_decoder = self._in_decoder and not from_encoder
-        likeliest, other = (decoder, encoder) if of_decoder else (encoder, decoder)
-        # Without a mask for the decoder, the encoder's must not be used for it, even if both have
-        # the same number of tokens.
-        return [mask for mask in (likeliest, other) if mask is not None] if likeliest else []
-
-
-def _encoder_and_decoder(model: nn.Module) -> tuple[nn.Module | None, nn.Module | None]:
-    """Return the outermost modules ``encoder`` and ``decoder`` that are in one module."""
-    for module in model.modules():
-        parts = getattr(module, "encoder", None), getattr(module, "decoder", None)
-        if all(isinstance(part, nn.Module) for part in parts):
-            return parts
-    return None, None
+    def to(self, device: torch.device) -> TokenMask:
+        """Return the mask on a device."""
+        if self.real is None:
+            return self
+        return replace(self, real=self.real.to(device, non_blocking=device.type != "cpu"))
 
 
 def mean_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
@@ -305,12 +188,28 @@ def first_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
     """
     if real is None:
         return tensor[:, 0]
-    first = real.to(torch.uint8).argmax(1)
+    return _tokens_at(tensor, real.to(torch.uint8).argmax(1))
+
+
+def last_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
+    """Return the last real token of each sample, (n, d), on whichever side the padding is.
+
+    Args:
+        tensor: tokens, (n, t, d).
+        real: True for tokens and False for padding, (n, t); None if no token is padding.
+    """
+    if real is None:
+        return tensor[:, -1]
+    return _tokens_at(tensor, real.shape[1] - 1 - real.flip(1).to(torch.uint8).argmax(1))
+
+
+def _tokens_at(tensor: Tensor, positions: Tensor) -> Tensor:
+    """Return one token of each sample, (n, d), by its position, (n,)."""
     samples = torch.arange(len(tensor), device=tensor.device)
     other = _INDEXED_AS.get(tensor.dtype)
     if other is None:
-        return tensor[samples, first]
-    return tensor.view(other)[samples, first].view(tensor.dtype)
+        return tensor[samples, positions]
+    return tensor.view(other)[samples, positions].view(tensor.dtype)
 
 
 def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:
@@ -327,15 +226,14 @@ def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:
         real: True for tokens and False for padding, (n, t); None if no token is padding.
 
     Returns:
-        The tensor itself if no token is padding, otherwise a copy, in float32 if its dtype has no
-        exact mean.
+        The tensor itself if no token is padding, otherwise a copy, in float32 unless its dtype has
+        as many digits: a mean that is rounded to half precision would add to the products.
     """
     if real is None:
         return tensor
     dtype = _mean_dtype(tensor.dtype)
-    # float8 and integers have no exact mean of their own dtype.
-    has_mean = tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)
-    filled = (tensor.clone() if has_mean else tensor.to(dtype)).contiguous()
+    # A copy with the strides of a contiguous tensor, in one step.
+    filled = torch.empty(tensor.shape, dtype=dtype, device=tensor.device).copy_(tensor)
     size = _part_size(tensor.shape[1])
     for part, kept in zip(filled.split(size, 1), real.split(size, 1), strict=True):
         sample = kept.to(torch.uint8).argmax(0)
@@ -343,7 +241,7 @@ def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:
         differences = (part.to(dtype) - first).masked_fill_(~kept[:, :, None], 0)
         count = kept.sum(0)[:, None]
         mean = torch.where(count > 0, first + differences.sum(0) / count.clamp(min=1), 0)
-        part.copy_(torch.where(kept[:, :, None], part, mean.to(part.dtype)))
+        part.copy_(torch.where(kept[:, :, None], part, mean))
     return filled
 
 

@@ -138,8 +138,13 @@ def cka_from_features(
         terms = hsic_products(*checked_grams(x, y, kernel, estimator), estimator)
     matrix, _ = cka_with_error(batch_sums(*terms))
     if bool(matrix.detach().isnan().any()):
+        finite = all(bool(each.detach().isfinite().all()) for each in (*_as_list(x), *_as_list(y)))
         warnings.warn(
-            "CKA is NaN because the features of one side do not vary over the samples"
+            (
+                "CKA is NaN because the features of one side do not vary over the samples"
+                if finite
+                else "CKA is NaN because the features contain NaN or infinity"
+            )
             + (
                 ", or are too few for estimator='sampled_neurons'"
                 if estimator == "sampled_neurons"

@@ -106,6 +106,8 @@ def scaled_gram(kernel: Kernel, rows: Tensor, *, check: bool = True) -> tuple[Te
         rows: features (n, p).
         check: False skips the check of the range, which would wait for an accelerator.
     """
+    if isinstance(kernel, RBF):
+        return kernel.centred(rows), 0
     if not check:
         return kernel(rows), 0
     if kernel is linear_gram:
@@ -265,10 +267,32 @@ class RBF:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the Gram matrix (n, n) of (n, p) rows."""
+        return torch.exp(-self._exponents(rows) / (2 * self.threshold**2))
+
+    def centred(self, rows: Tensor) -> Tensor:
+        """Return a matrix (n, n) with the same CKA, of which wide kernels keep the digits.
+
+        With a wide kernel all similarities are near 1, and float32 would keep few digits of what
+        they differ by. HSIC does not change if a constant is added to a matrix, nor CKA if the
+        matrices of all batches are multiplied by a number: this is (K - 1) 2t² for t > 1.
+
+        Args:
+            rows: features (n, p).
+        """
+        factor = 2 * self.threshold**2
+        if self.threshold <= 1:  # similarities near 0 keep their digits in K itself
+            return self(rows)
+        exponents = self._exponents(rows)
+        # 1 - exp(-x) = x to the last digit of float64 for x below 2**-60.
+        if factor > 2.0**70:
+            return -exponents
+        return torch.expm1(-exponents / factor) * factor
+
+    def _exponents(self, rows: Tensor) -> Tensor:
+        """Return squared distances (n, n) in units of their median."""
         distances = squared_distances(_scaled_linear_gram(rows)[0])
-        width = 2 * self.threshold**2 * _median(distances)
         # If the median is 0, equal samples have similarity 1 and others 0; 0 / 0 would be NaN.
-        return torch.exp(-torch.where(distances == 0, distances, distances / width))
+        return torch.where(distances == 0, distances, distances / _median(distances))
 
 
 def squared_distances(gram: Tensor) -> Tensor:

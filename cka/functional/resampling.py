@@ -252,10 +252,17 @@ def random_orders(count: int, samples: int, generator: torch.Generator) -> Itera
         yield torch.randperm(samples, generator=generator, device="cpu")
 
 
-def _draw_orders(
+def draw_orders(
     count: int, samples: int, estimator: HSICEstimator, generator: torch.Generator
 ) -> Tensor:
-    """Return N random permutations, (N, n); they do not depend on the estimator."""
+    """Return N random permutations, (N, n); they do not depend on the estimator.
+
+    Args:
+        count: N.
+        samples: n.
+        estimator: not used.
+        generator: a generator on the CPU.
+    """
     return torch.stack(list(random_orders(count, samples, generator)))
 
 
@@ -311,7 +318,7 @@ def weighted_products(
                 yield numbers, values / divisors[numbers, None]
 
 
-PERMUTATIONS = Kind(_draw_orders, permuted_products, with_self_terms=False)
+PERMUTATIONS = Kind(draw_orders, permuted_products, with_self_terms=False)
 BOOTSTRAP = Kind(draw_weights, weighted_products, with_self_terms=True)
 
 

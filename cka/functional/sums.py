@@ -220,6 +220,17 @@ def root_of_product(self1: Tensor, self2: Tensor) -> Tensor:
     return (self1 * self2).sqrt().masked_fill((self1 < 0) | (self2 < 0), torch.nan)
 
 
+def sums_on_cpu(sums: Sums) -> Sums:
+    """Return copies of sums in float64 on the CPU.
+
+    Args:
+        sums: the sums.
+    """
+    # In one vector, because each tensor of its own would be one more object to keep.
+    vector = sums_to_vector(sums).detach().to("cpu", torch.float64)
+    return vector_to_sums(vector, sums)
+
+
 def sums_to_vector(sums: Sums) -> Tensor:
     """Concatenate all sums in one vector, which can be added over ranks in one call."""
     return torch.cat([value.reshape(-1) for value in _values(sums)])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cka.capture.outputs import without_padding
-from cka.errors import DoesNotFitError
+from cka.errors import DoesNotFitError, InputError
 from cka.functional.hsic import hsic_products, min_samples
-from cka.functional.kernels import Kernel, flattened, scaled_gram
+from cka.functional.kernels import Kernel, flattened, linear_gram, scaled_gram
+from cka.functional.neighbours import Measure, Neighbourhood, neighbour_terms, neighbourhood
 from cka.functional.precision import full_precision, gram_dtype, sum_dtype
 from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums
@@ -91,8 +93,10 @@ class Exact:
         widest = samples * max(widths)
         if any(chunk.real is not None for chunks in distinct for chunk in chunks):
             widest *= 2  # padding is replaced in a copy
-        grams = [samples**2 * chunks[0].parts[0].itemsize for chunks in distinct]
-        needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
+        grams = [samples**2 * self._bytes_of_entry(chunks[0].parts[0]) for chunks in distinct]
+        widest *= self._copies_of_features
+        computed = max(self._bytes_while_computed(chunks[0].parts[0]) for chunks in distinct)
+        needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * samples**2 * computed
         stored = self._samples * sum(widths)
         allowed = available_bytes(stored) if self._limit_bytes is None else self._limit_bytes
         if allowed is not None and needed > allowed:
@@ -120,8 +124,8 @@ class Exact:
                 return zero_sums(*sizes, sum_dtype(self._devices[0]), self._devices[0])
             grams.append([self._gram(chunks) for chunks in distinct])
             positions.append(where)
-        others = grams[1] if len(grams) > 1 else None
-        terms = hsic_products(grams[0], others, "unbiased")
+        others = grams[1] if len(grams) > 1 else self._others(grams[0])
+        terms = self._terms(grams[0], others)
         indices = [torch.tensor(where, device=self._devices[0]) for where in positions]
         sums = select_sums(batch_sums(*terms), indices[0], indices[-1])
         for resampling in self._resamplings:
@@ -129,7 +133,24 @@ class Exact:
             resampling.add(grams[0], others, "unbiased", of_both, sums, sums)
         return sums
 
-    def _gram(self, chunks: list[Measurement]) -> Tensor:
+    _copies_of_features = 1
+
+    def _others(self, grams: list[Any]) -> list[Any] | None:
+        """Return the columns of a self-comparison; None if they are the rows in any order."""
+        return None
+
+    def _bytes_of_entry(self, features: Tensor) -> int:
+        """Return the bytes that are kept of a layer for each pair of samples."""
+        return features.itemsize
+
+    def _bytes_while_computed(self, features: Tensor) -> int:
+        """Return the bytes of an entry of the matrices from which that is computed."""
+        return features.itemsize
+
+    def _terms(self, grams: list[Any], others: list[Any] | None) -> tuple[Tensor, Tensor, Tensor]:
+        return hsic_products(grams, others, "unbiased")
+
+    def _gram(self, chunks: list[Measurement]) -> Any:
         real = _joined_masks(chunks)
         rows = torch.cat([chunk.parts[0] for chunk in chunks]).to(self._devices[0])
         chunks.clear()
@@ -142,6 +163,45 @@ class Exact:
     def clear(self) -> None:
         """Drop the features."""
         self._features.clear()
+
+
+class ExactNeighbours(Exact):
+    """Finds the neighbours of all samples at the end, from features in host memory."""
+
+    _copies_of_features = 4  # features and what is scaled to length 1, the latter in float64
+
+    def __init__(
+        self,
+        measure: Measure,
+        expected: int | None,
+        limit_bytes: int | None,
+        resamplings: Sequence[Resampling] = (),
+    ) -> None:
+        """Prepare to store features; the arguments are those of :class:`Exact`."""
+        super().__init__(linear_gram, expected, limit_bytes, resamplings)
+        self._neighbours = measure
+
+    def _others(self, grams: list[Any]) -> list[Any] | None:
+        return None if self._neighbours.is_symmetric else grams
+
+    def _bytes_of_entry(self, features: Tensor) -> int:
+        return 9 if self._neighbours.needs_similarity else 1  # a float64 and a bool
+
+    def _bytes_while_computed(self, features: Tensor) -> int:
+        return 8
+
+    def _terms(self, grams: list[Any], others: list[Any] | None) -> tuple[Tensor, Tensor, Tensor]:
+        return neighbour_terms(self._neighbours, grams, others)
+
+    def _gram(self, chunks: list[Measurement]) -> Neighbourhood:
+        if any(chunk.real is not None for chunk in chunks):
+            raise InputError(
+                f"measure={self._neighbours.name!r} compares whole samples, so padding cannot be "
+                "left out with pooling='flatten'; use pooling='mean', 'cls' or 'last', or mask=None"
+            )
+        rows = torch.cat([chunk.parts[0] for chunk in chunks]).to(self._devices[0])
+        chunks.clear()
+        return neighbourhood(rows, self._neighbours)
 
 
 def _width_bytes(measurement: Measurement) -> int:

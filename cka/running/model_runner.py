@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from cka.capture.axes import AxesOfLayers
 from cka.capture.hooks import Capture, PassRecord
 from cka.capture.layers import Call, Selection, format_labels
-from cka.capture.outputs import LeftOut, OutputReader, TokenTracker
-from cka.data import Mask, find_masks, mask_keywords, model_input, run_model, samples_in, to_device
-from cka.errors import InputError, LayerError
+from cka.capture.outputs import LeftOut, OutputReader
+from cka.capture.probe import Change, Prober, changed_inputs, random_state_kept
+from cka.capture.structures import map_named, named_tensors
+from cka.data import Counting, model_input, reason_of_failure, run_model, to_device
+from cka.errors import CKAError, InputError, LayerError, SettingError
+from cka.masks import Mask, Masks, find_masks, mask_keywords
 from cka.running.estimators import Estimator, Measurement
 from cka.running.placement import input_dtype, unwrap
+from cka.samples import SampleRule
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,8 @@ class Rows:
 
     other_tokens: set[Call] = field(default_factory=set)
     """Calls to which the mask of a batch with padding did not apply."""
+    not_pooled: set[Call] = field(default_factory=set)
+    """Calls to which the pooling did not apply."""
 
     def positions(self, record: PassRecord[Any]) -> list[int | None]:
         """Return the position of each row's measurement in ``record``; None if a row is missing.
@@ -91,6 +102,7 @@ class Rows:
         """
         self.left_out.update(record.left_out)
         self.other_tokens.update(record.other_tokens)
+        self.not_pooled.update(record.not_pooled)
         if not self.calls:
             self.calls = list(record.rows)
         # A call that was left out for a reason of its own keeps that reason.
@@ -108,6 +120,7 @@ class Rows:
             "calls": [list(call) for call in self.calls],
             "left_out": [[*call, self.left_out[call].name] for call in sorted(self.left_out)],
             "other_tokens": [list(call) for call in sorted(self.other_tokens)],
+            "not_pooled": [list(call) for call in sorted(self.not_pooled)],
         }
 
     @classmethod
@@ -117,6 +130,7 @@ class Rows:
             [Call(*call) for call in data["calls"]],
             {Call(name, number): LeftOut[why] for name, number, why in data["left_out"]},
             {Call(*call) for call in data["other_tokens"]},
+            {Call(*call) for call in data["not_pooled"]},
         )
 
 
@@ -142,11 +156,66 @@ def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
         first.calls,
         {call: why for rows in rows_of_ranks for call, why in rows.left_out.items()},
         set().union(*(rows.other_tokens for rows in rows_of_ranks)),
+        set().union(*(rows.not_pooled for rows in rows_of_ranks)),
     )
 
 
 Feed: TypeAlias = Callable[[nn.Module, Any], Any]
 """A user's function ``feed(model, batch)`` that runs the model."""
+
+
+@dataclass(frozen=True)
+class InputSettings:
+    """What models get of a batch, and what is known of it; the same for all models."""
+
+    feed: Feed | None = None
+    """A user's function that runs the model; None to call the model."""
+    rule: SampleRule = field(default_factory=SampleRule)
+    """Which axis has the samples."""
+    cast: bool | tuple[str, ...] = False
+    """Whether floating-point inputs get the dtype of the weights: none, all or some entries."""
+    axes: Mapping[str, str] = field(default_factory=dict)
+    """The axes of layers that the user stated."""
+
+    @property
+    def counting(self) -> Counting:
+        """How the samples of a loader's batch are counted."""
+        return Counting(self.rule, of_feed=self.feed is not None)
+
+
+def check_cast(cast: Any) -> bool | tuple[str, ...]:
+    """Return which inputs are cast.
+
+    Args:
+        cast: what the user passed: a bool, a name or names of entries.
+
+    Raises:
+        SettingError: if it is none of these.
+    """
+    if isinstance(cast, bool):
+        return cast
+    names = (cast,) if isinstance(cast, str) else cast
+    if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
+        return tuple(names)
+    raise SettingError(
+        f"cannot use {cast!r} as cast_inputs; write True for all floating-point inputs, or the "
+        "names of some entries of the batch"
+    )
+
+
+def _on_a_copy(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call of a user's function on a copy of its batch, which it may change in place."""
+    assert isinstance(call, partial)
+    model, batch = call.args
+    return partial(_with_copy, call.func, model, batch)
+
+
+def _with_copy(feed: Feed, model: nn.Module, batch: Any) -> Any:
+    return feed(model, copy.deepcopy(batch))
+
+
+class _InputsSeenError(Exception):
+    """Ends a run of a user's function as soon as it calls the model."""
 
 
 class ModelRunner:
@@ -155,66 +224,212 @@ class ModelRunner:
     def __init__(
         self,
         model: nn.Module,
+        name: str,
         selections: Sequence[Selection],
         reader: OutputReader,
         estimator: Estimator,
         device: torch.device,
-        feed: Feed | None,
+        settings: InputSettings,
         mask: Mask = "auto",
     ) -> None:
         """Prepare to run the model.
 
         Args:
             model: the network, without wrappers, on its device.
+            name: its name in messages.
             selections: the layers to measure; two in a self-comparison with other columns.
             reader: selects the tensor of an output.
             estimator: measures it.
             device: where batches are copied to.
-            feed: a user's function that runs the model; None to call the model.
+            settings: what it gets of a batch.
             mask: which tokens of a batch are padding.
         """
-        modules = {
+        self._modules = {
             name: module for selection in selections for name, module in selection.modules.items()
         }
+        self._axes = AxesOfLayers(model, settings.axes)
         self.capture: Capture[Measurement] = Capture(
-            modules, reader, estimator.measure, TokenTracker(model)
+            self._modules, reader, estimator.measure, self._axes
         )
         self.rows = Rows()
         self._model = model
+        self._name = name
+        self._reader = reader
         self._device = device
-        # A user's function gets the batch in its own dtype: it may convert it itself.
-        self._dtype = None if feed is not None else input_dtype(model)
-        self._feed = feed
+        self._settings = settings
         self._mask = mask
+        self._probed_masks: set[str] | None = None
 
     def run(self, batch: Any) -> PassRecord[Measurement]:
         """Run the model on one batch and return the measurements of its selected layers.
 
         Args:
-            batch: a batch of the loader, with the samples in the first dimension.
+            batch: a batch of the loader.
 
         Raises:
-            LayerError: if no selected layer returned a tensor with the batch in its first
-                dimension.
-            InputError: if the mask of the batch cannot be used.
+            LayerError: if no selected layer returned a tensor with the samples in one axis.
+            InputError: if the mask of the batch cannot be used, if the number of samples or an axis
+                is not known, or if the model does not take the batch.
         """
-        inputs = batch if self._feed is not None else model_input(batch)
-        samples = samples_in(inputs)
-        masks = find_masks(batch, self._mask, self._model, samples).to(self._device)
-        keywords = {}
-        if self._feed is None and not isinstance(inputs, Mapping):
-            keywords = to_device(mask_keywords(batch, self._model), self._device)
-        inputs = to_device(inputs, self._device, self._dtype)
-        with self.capture.recording(samples, masks):
-            if self._feed is not None:
-                self._feed(self._model, inputs)
-            else:
-                run_model(self._model, inputs, keywords)
+        samples = self._settings.counting.count(batch)
+        masks = self._masks(batch, samples)
+        call = self._call_of(batch)
+        samples = self._probe(call, masks, samples)
+        with (
+            self.capture.recording(samples, masks) as record,
+            changed_inputs(self._model, partial(self._note_samples, record)),
+        ):
+            self._run_explained(call)
         record = self.capture.take()
         if not record.values:
+            problem = self._axes.probed.problem
             raise LayerError(
-                "none of the selected layers ran and returned a tensor with the batch in its first "
-                f"dimension (selected: {format_labels(self.capture.names)}); select other layers "
-                "or pass pick="
+                "none of the selected layers ran and returned a tensor with the batch in one of "
+                f"its axes: {record.samples} samples (selected: "
+                f"{format_labels(self.capture.names)}); select other layers, or pass samples=, "
+                "axes= or pick="
+                + (f". On fewer samples the model raised {problem}" if problem else "")
             )
         return record
+
+    def clear(self) -> None:
+        """Drop measurements that are not taken yet."""
+        self.capture.clear()
+
+    def _masks(self, batch: Any, samples: int | None) -> Masks:
+        found = find_masks(batch, self._mask, self._model, samples)
+        return {name: mask and mask.to(self._device) for name, mask in found.items()}
+
+    def _call_of(self, batch: Any) -> Callable[[], Any]:
+        """Return a function that runs the model on the batch, which is moved once."""
+        settings = self._settings
+        if settings.feed is not None:
+            moved = to_device(batch, self._device)
+            return partial(settings.feed, self._model, moved)
+        inputs = model_input(batch)
+        keywords: dict[str, Any] = {}
+        if not isinstance(inputs, Mapping):
+            keywords = to_device(mask_keywords(batch, self._model), self._device)
+        dtype = input_dtype(self._model) if settings.cast else None
+        names = settings.cast if isinstance(settings.cast, tuple) else None
+        inputs = to_device(inputs, self._device, dtype, names)
+        return partial(run_model, self._model, inputs, keywords)
+
+    def _named(self, args: Any, kwargs: Any) -> dict[str, Tensor]:
+        """Return the tensors that the model gets by the names of its arguments."""
+        return dict(named_tensors({**self._by_name(args), **kwargs}))
+
+    def _by_name(self, args: Sequence[Any]) -> dict[str, Any]:
+        try:
+            parameters = list(inspect.signature(self._model.forward).parameters.values())
+        except (TypeError, ValueError):  # a function without a signature
+            parameters = []
+        single = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+        names = [*single, *(f"[{at}]" for at in range(len(single), len(args)))]
+        return dict(zip(names, args, strict=False))
+
+    def _note_samples(self, record: PassRecord[Measurement], args: Any, kwargs: Any) -> None:
+        if record.samples is None:
+            named = self._named(args, kwargs)
+            record.samples = self._settings.rule.count_of_inputs(self._model, named)
+
+    def _probe(self, call: Callable[[], Any], masks: Masks, samples: int | None) -> int | None:
+        """Run the model on fewer samples and tokens, if their axes are not known yet.
+
+        Returns:
+            The number of samples; None if only the outputs will show it.
+        """
+        positions = self._reader.pooling != "flatten"
+        needed = {name: mask for name, mask in masks.items() if mask and mask.is_needed}
+        is_first = self._probed_masks is None
+        if not is_first and not set(needed) - (self._probed_masks or set()):
+            return samples
+        self._probed_masks = set(needed) | (self._probed_masks or set())
+        if self._axes.states_all(self.capture.names):
+            return samples
+        call = _on_a_copy(call) if self._settings.feed is not None else call
+
+        @contextmanager
+        def intercept(change: Change) -> Iterator[None]:
+            def changed(args: Any, kwargs: Any) -> Any:
+                by_name = self._by_name(args)
+                new = map_named({**by_name, **kwargs}, change)
+                return tuple(new[name] for name in by_name), {key: new[key] for key in kwargs}
+
+            with changed_inputs(self._model, changed):
+                yield
+
+        with random_state_kept(self._device):
+            if samples is None:
+                samples = self._count_by_inputs(call)
+            if samples is None:
+                return None
+            prober = Prober(self._modules, self._reader, call, intercept, self._axis_of)
+            probed = prober.probe(samples, needed, positions=positions)
+            if self._settings.feed is not None and not prober.was_cut:
+                # The user's function did not call the model itself, but a part of it.
+                prober = self._prober_of_batch(call)
+                probed = prober.probe(samples, needed, positions=positions)
+            self._axes.use(probed)
+        return samples
+
+    def _prober_of_batch(self, call: Callable[[], Any]) -> Prober:
+        """Return a prober that gives the user's function fewer samples."""
+        assert isinstance(call, partial)
+        feed, model, batch = call.args
+        changes: list[Change] = []
+
+        @contextmanager
+        def intercept(change: Change) -> Iterator[None]:
+            changes.append(change)
+            yield
+
+        def run() -> None:
+            feed(model, map_named(copy.deepcopy(batch), changes[-1]))
+
+        rule = self._settings.rule
+        return Prober(self._modules, self._reader, run, intercept, rule.axis_of)
+
+    def _count_by_inputs(self, call: Callable[[], Any]) -> int | None:
+        """Return the number of samples that the model's own inputs show; the model is not run."""
+        seen: list[int] = []
+
+        def stop(args: Any, kwargs: Any) -> None:
+            named = self._named(args, kwargs)
+            seen.append(self._settings.rule.count_of_inputs(self._model, named))
+            raise _InputsSeenError
+
+        try:
+            with changed_inputs(self._model, stop):
+                call()
+        except CKAError as error:
+            reason = self._reason(call)
+            if reason is None:
+                raise
+            raise InputError(f"{self._name} cannot run on a batch: {reason}") from error
+        except Exception:  # _InputsSeenError, or what the run for the comparison will raise again
+            pass
+        return seen[0] if seen else None
+
+    def _axis_of(self, name: str, tensor: Tensor) -> int | None:
+        return self._settings.rule.axis_of(name, tensor, self._model)
+
+    def _run_explained(self, call: Callable[[], Any]) -> None:
+        """Run the model; say what to write if it does not take the batch."""
+        try:
+            call()
+        except CKAError:
+            raise
+        except Exception as error:
+            reason = self._reason(call)
+            if reason is None:
+                raise
+            raise InputError(f"{self._name} cannot run on a batch: {reason}") from error
+
+    def _reason(self, call: Callable[[], Any]) -> str | None:
+        """Return why the model does not take its inputs, and what to write; None if not known."""
+        if self._settings.feed is not None:
+            return None
+        assert isinstance(call, partial)
+        _, inputs, keywords = call.args
+        return reason_of_failure(self._model, inputs, keywords)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from cka.capture.hooks import PassRecord
-from cka.capture.layers import Selection, format_labels
-from cka.capture.outputs import LeftOut, tensors_in
-from cka.data import samples_in
+from cka.capture.layers import Selection
+from cka.capture.outputs import LeftOut
+from cka.capture.structures import named_tensors, shapes_of, tensors_in
+from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
 from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
+from cka.functional.neighbours import Measure, kinds_of
 from cka.functional.precision import sum_dtype
-from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Resampled, Resampling
+from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
 from cka.functional.sums import (
     Sums,
     cka_with_error,
     highest_exponents,
     select_sums,
+    sums_on_cpu,
     sums_to_vector,
     vector_to_sums,
     with_exponents,
@@ -30,6 +32,7 @@ from cka.functional.sums import (
 )
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
+from cka.running.messages import named_warnings, nan_warnings
 from cka.running.model_runner import ModelRunner, Rows, merge_rows
 
 
@@ -43,6 +46,8 @@ class Resamples:
     """Number of resamples with replacement; None for no confidence."""
     seed: int
     """Seed of what is drawn."""
+    kinds: tuple[Kind, Kind] = (PERMUTATIONS, BOOTSTRAP)
+    """What is drawn, and what is computed of it."""
 
     @classmethod
     def checked(
@@ -51,6 +56,7 @@ class Resamples:
         bootstrap: int | None,
         generator: torch.Generator | None,
         estimator: str,
+        measure: Measure | None = None,
     ) -> Resamples:
         """Return the settings, with a seed from the generator, or 0.
 
@@ -74,11 +80,17 @@ class Resamples:
                 f"estimator='sampled_neurons' has no bootstrap, got bootstrap={bootstrap}; "
                 "omit it, or use estimator='unbiased'"
             )
+        if bootstrap is not None and measure is not None and not measure.has_bootstrap:
+            raise SettingError(
+                f"measure={measure.name!r} has no bootstrap, got bootstrap={bootstrap}; omit it, "
+                "or use measure='cka' or 'mutual_knn'"
+            )
+        kinds = (PERMUTATIONS, BOOTSTRAP) if measure is None else kinds_of(measure)
         # A generator that is not needed keeps its state.
         if generator is None or (null is None and bootstrap is None):
-            return cls(null, bootstrap, 0)
+            return cls(null, bootstrap, 0, kinds)
         seed = torch.randint(2**53, (), generator=generator, device="cpu")
-        return cls(null, bootstrap, int(seed))
+        return cls(null, bootstrap, int(seed), kinds)
 
     def of_pair(self, rank: int) -> ResamplingsOfPair:
         """Return what resamples the batches of one pair of models.
@@ -88,8 +100,8 @@ class Resamples:
         """
         seed = self.seed + rank  # ranks draw independently of each other
         return ResamplingsOfPair(
-            None if self.null is None else Resampling(PERMUTATIONS, self.null, seed),
-            None if self.bootstrap is None else Resampling(BOOTSTRAP, self.bootstrap, seed),
+            None if self.null is None else Resampling(self.kinds[0], self.null, seed),
+            None if self.bootstrap is None else Resampling(self.kinds[1], self.bootstrap, seed),
         )
 
 
@@ -122,10 +134,22 @@ class Outcome:
     """Number of batches used."""
     calibration: Calibration | None
     """What CKA would be by chance; None if not asked for."""
+    sums: Sums
+    """The sums over batches that gave the matrix, on the CPU, so that results can be added."""
     confidence: Confidence | None
     """How much CKA would vary with other samples; None if not asked for."""
     warnings: list[str]
     """What was left out or is NaN, and why."""
+
+
+class RowsOfModel(Protocol):
+    """What a comparison needs of one of its models."""
+
+    rows: Rows
+    """Its calls, and what was left out."""
+
+    def clear(self) -> None:
+        """Drop measurements that are not taken yet."""
 
 
 class Run:
@@ -133,12 +157,13 @@ class Run:
 
     def __init__(
         self,
-        runners: Sequence[ModelRunner],
+        runners: Sequence[RowsOfModel],
         selections: tuple[Selection, Selection],
         estimator: Estimator,
         *,
         over_ranks: bool,
         resamplings: ResamplingsOfPair,
+        counting: Counting | None,
     ) -> None:
         """Prepare a comparison.
 
@@ -148,7 +173,10 @@ class Run:
             estimator: gets the measurements.
             over_ranks: whether the sums of all ranks of ``torch.distributed`` are added.
             resamplings: the same that the estimator adds to; their sums are read here.
+            counting: says how many samples a batch has; None if :meth:`skips` is not called.
         """
+        self._counting = counting
+        self._first_skipped = ""
         self._resamplings = resamplings
         self.samples = 0
         self.last_samples = 0
@@ -161,15 +189,20 @@ class Run:
         self._result_dtype = torch.float32
         self._device = torch.device("cpu")
 
+    def skip(self, size: int) -> None:
+        """Note the size of a batch that has too few samples."""
+        self._skipped_sizes.append(size)
+
     def skips(self, batch: Any) -> bool:
         """Whether a batch has too few samples; if it has, note its size.
 
         A batch that does not show its number of samples is not skipped: :meth:`add` gets it from
         the first output.
         """
-        size = samples_in(batch)
+        size = None if self._counting is None else self._counting.count(batch)
         if size is None or size >= self._estimator.min_samples:
             return False
+        self._first_skipped = self._first_skipped or shapes_of(dict(named_tensors(batch)), 3)
         self._skipped_sizes.append(size)
         return True
 
@@ -206,7 +239,7 @@ class Run:
         for resampling in self._resamplings.requested():
             resampling.clear()
         for runner in self._runners:
-            runner.capture.clear()
+            runner.clear()
 
     def outcome(self) -> Outcome:
         """Compute the result from the sums of this process, or of all ranks.
@@ -234,11 +267,24 @@ class Run:
                     for resampling in self._resamplings
                 ]
         if sums is None:
-            raise InputError(
-                f"no batch had at least {self._estimator.min_samples} samples "
-                f"({len(self._skipped_sizes)} smaller ones were skipped); use larger batches"
-            )
+            raise InputError(self._no_batch())
         return self._outcome_of(sums, *resampled)
+
+    def _no_batch(self) -> str:
+        least = self._estimator.min_samples
+        if not self._skipped_sizes and self.samples:
+            return f"{self.samples} samples are too few; the estimator needs at least 4 in all"
+        if not self._skipped_sizes:
+            return (
+                f"no batch had at least {least} samples, because the loader yielded none; a "
+                "generator can be used only once, so pass a list or a DataLoader"
+            )
+        shapes = f", the first of shapes {self._first_skipped}" if self._first_skipped else ""
+        return (
+            f"no batch had at least {least} samples ({len(self._skipped_sizes)} smaller ones were "
+            f"skipped{shapes}); use larger batches, or pass samples= if the samples are not in "
+            "axis 0, and feed= if a batch is a list of samples"
+        )
 
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
         rows = [runner.rows.to_builtin() for runner in self._runners]
@@ -294,7 +340,7 @@ class Run:
             [rows.calls[at].label for at in order]
             for rows, order in zip(rows_of_models, orders, strict=True)
         ]
-        warnings += _nan_warnings(labels, [selected.self1, selected.self2])
+        warnings += nan_warnings(labels, [selected.self1, selected.self2])
         return Outcome(
             matrix=matrix.to("cpu", self._result_dtype),
             standard_error=error.to("cpu", self._result_dtype),
@@ -302,6 +348,7 @@ class Run:
             columns=labels[1],
             samples=self.samples,
             batches=self.batches,
+            sums=sums_on_cpu(selected),
             calibration=calibration,
             confidence=intervals,
             warnings=warnings,
@@ -309,7 +356,7 @@ class Run:
 
     def _warnings(self) -> list[str]:
         """Return warnings about layers and batches that were left out."""
-        never_ran, other_tokens = [], []
+        never_ran, other_tokens, not_pooled = [], [], []
         left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LeftOut}
         for chosen, runner in zip(
             self._selections, (self._runners[0], self._runners[-1]), strict=True
@@ -317,9 +364,10 @@ class Run:
             never_ran += chosen.never_ran([*runner.rows.calls, *runner.rows.left_out])
             used = [call for call in runner.rows.calls if call not in runner.rows.left_out]
             other_tokens += [call.label for call in used if call in runner.rows.other_tokens]
+            not_pooled += [call.label for call in used if call in runner.rows.not_pooled]
             for reason, labels in left_out.items():
                 labels += runner.rows.labels_left_out(reason)
-        return _named(
+        return named_warnings(
             [
                 ("layers that never ran are left out", never_ran),
                 *((reason.value, labels) for reason, labels in left_out.items()),
@@ -329,47 +377,17 @@ class Run:
                     other_tokens,
                 ),
                 (
+                    "the pooling is not applied to layers whose positions are not known, or are "
+                    "in several axes; all their values are used (pass axes= to name the axes)",
+                    not_pooled,
+                ),
+                (
                     f"batches with fewer than {self._estimator.min_samples} samples are left out, "
                     "of sizes",
                     [str(size) for size in self._skipped_sizes],
                 ),
             ]
         )
-
-
-def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:
-    """Return warnings about layers whose CKA is NaN: their HSIC with themselves is 0 or NaN."""
-    constant: list[str] = []
-    not_finite: list[str] = []
-    negative: list[str] = []
-    for names, terms in zip(labels, self_terms, strict=True):
-        if type(terms) is not Tensor:  # a fake tensor, which has no values
-            continue
-        for name, term in zip(names, terms.tolist(), strict=True):
-            if term == 0:
-                constant.append(name)
-            elif term < 0:
-                negative.append(name)
-            elif not math.isfinite(term):
-                not_finite.append(name)
-    return _named(
-        [
-            ("CKA is NaN for layers whose output is the same for every sample", constant),
-            ("CKA is NaN for layers whose output contains NaN or infinity", not_finite),
-            (
-                "CKA is NaN for layers with too few features or samples for "
-                'estimator="sampled_neurons", whose corrected HSIC is not positive',
-                negative,
-            ),
-        ]
-    )
-
-
-def _named(texts: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """Return each text with its labels, without repeats; drop texts that have none."""
-    return [
-        f"{text}: {format_labels(list(dict.fromkeys(names)))}" for text, names in texts if names
-    ]
 
 
 class SimultaneousRuns:

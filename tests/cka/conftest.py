@@ -39,11 +39,11 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def count_passes() -> Callable[[nn.Module], list[int]]:
-    """Return a function that returns a list, which gets one entry per forward pass of a model."""
+    """Return a function that returns a list, which gets the number of samples of each pass."""
 
     def register(model: nn.Module) -> list[int]:
         passes: list[int] = []
-        model.register_forward_hook(lambda *_: passes.append(1))
+        model.register_forward_hook(lambda module, args, output: passes.append(len(args[0])))
         return passes
 
     return register

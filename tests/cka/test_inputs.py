@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from cka import CKA, CKAWarning, InputError
-from cka.data import batch_tuples, concatenate_batches, first_samples, map_tensors, samples_in
+from cka.capture.structures import map_tensors
+from cka.data import Counting, batch_tuples, concatenate_batches
+from cka.samples import SampleRule
 
 
 def matrix(model, loader, **settings):
@@ -31,6 +33,7 @@ class Record:
 
 
 LABELS = torch.arange(8)
+COUNTING = Counting(SampleRule())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,6 @@ LABELS = torch.arange(8)
         pytest.param(lambda x: Record(x, LABELS), id="dataclass"),
         pytest.param(lambda x: ({"input": x}, LABELS), id="dict-in-tuple"),
         pytest.param(lambda x: {"input": x}, id="dict"),
-        pytest.param(lambda x: x.double(), id="another-float-dtype"),
     ],
 )
 def test_input_of_the_model_is_taken_from_a_batch(wrap):
@@ -86,11 +88,13 @@ def test_feed_runs_the_model_on_batches_of_any_type():
     assert torch.equal(found, matrix(mlp(), data, device="cpu"))
 
 
-def test_half_precision_model_gets_half_precision_inputs():
-    """Inputs get the dtype of the weights, so a model and its half can share a loader."""
+def test_cast_inputs_have_the_dtype_of_the_weights():
+    """With cast_inputs=True a model and its half can share a loader; else no input is changed."""
     data = batches_of(16, 16)
     model, half = mlp(), mlp().half()
-    result = CKA(model, half).compare(data, progress=False)
+    with pytest.raises(InputError, match=r"are torch\.float16, but .*: torch\.float32; pass"):
+        CKA(model, half).compare(data, progress=False)
+    result = CKA(model, half, cast_inputs=True).compare(data, progress=False)
     assert not result.matrix.isnan().any()
     assert result.matrix.diagonal().min() > 0.999
 
@@ -104,7 +108,7 @@ def test_large_half_precision_activations_do_not_overflow():
     with torch.no_grad():
         outputs = [model[0](data.half()), model(data.half())]
     assert outputs[0].abs().max() > 256
-    found = matrix(model, [data], model1_layers=["0", "2"])
+    found = matrix(model, [data], model1_layers=["0", "2"], cast_inputs=True)
     assert float(found[0, 1]) == pytest.approx(minibatch_cka([outputs[0]], [outputs[1]]), abs=1e-6)
 
 
@@ -202,7 +206,7 @@ def test_batch_of_padding_samples_only_is_dropped(rank):
     data = TensorDataset(torch.arange(9))
     sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=False)
     loader = DataLoader(data, batch_size=1, sampler=sampler)
-    seen = [int(images) for ((images,),) in batch_tuples((loader,), 1)]
+    seen = [int(images) for ((images,),) in batch_tuples((loader,), 1, COUNTING)]
     assert seen == list(range(rank, 9, 2))
 
 
@@ -244,7 +248,7 @@ def test_next_batch_is_fetched_early_only_before_a_small_last_batch():
     for size in (12, 13):
         fetched.clear()
         seen = []
-        for (batch,) in batch_tuples((DataLoader(Source(size), batch_size=4),), 4):
+        for (batch,) in batch_tuples((DataLoader(Source(size), batch_size=4),), 4, COUNTING):
             seen.append((len(batch), len(fetched)))
         seen_and_fetched[size] = seen
     assert seen_and_fetched == {
@@ -262,19 +266,20 @@ def test_input_changed_in_place_by_the_first_model_is_an_error():
 
 def test_different_sample_counts_of_two_models_are_an_error():
     """If two models return different numbers of samples for a batch of text, it is an error."""
-    halved = iter([0, 1])
+    first, second = mlp(0), mlp(1)
 
     def feed(model, batch):
-        return model(torch.randn(8 if next(halved) == 0 else 6, 6))
+        return model(torch.randn(8 if model is first else 6, 6))
 
     with pytest.raises(InputError, match="outputs for 8 and 6 samples of one batch; run both"):
-        CKA(mlp(0), mlp(1), feed=feed, device="cpu").compare(["text"], progress=False)
+        CKA(first, second, feed=feed, device="cpu").compare(["text"], progress=False)
 
 
 def test_batches_of_any_structure_are_cut_and_concatenated():
     """Mappings, sequences, named tuples, dataclasses and lists of text are cut and concatenated."""
     whole = {"x": torch.arange(6), "more": (torch.arange(12).view(6, 2),), "n": torch.tensor(3)}
-    cut = first_samples(whole, 4)
+    rule = SampleRule()
+    cut = rule.first(whole, 4, 6)
     assert cut["x"].tolist() == [0, 1, 2, 3]
     assert cut["more"][0].shape == (4, 2)
     assert concatenate_batches(["a"], ["b", "c"]) == ["a", "b", "c"]
@@ -284,12 +289,12 @@ def test_batches_of_any_structure_are_cut_and_concatenated():
     assert pair.images.tolist() == [0, 0, 1]
     record = map_tensors(Record(torch.zeros(2), torch.zeros(2)), lambda x: x + 1)
     assert record.labels.tolist() == [1, 1]
-    assert first_samples(Pair(torch.arange(3), "text"), 2).images.tolist() == [0, 1]
+    assert rule.first(Pair(torch.arange(3), "text"), 2, 3).images.tolist() == [0, 1]
     mapping = concatenate_batches(
         {"x": torch.zeros(2), "id": ["a"]}, {"id": ["b"], "x": torch.ones(1)}
     )
     assert (mapping["x"].tolist(), mapping["id"]) == ([0, 0, 1], ["a", "b"])
-    assert samples_in(["text"]) is None
+    assert rule.count(["text"], of_feed=False) is None
 
 
 def test_concatenating_batches_that_differ_in_shape_is_an_error():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cka_reference import linear
+from cka_reference import linear, song_hsic
+from torch import nn
 
-from cka import RBF, InputError, SettingError, cka_from_features, hsic
+from cka import CKA, RBF, InputError, SettingError, cka_from_features, hsic
 from cka.functional.kernels import (
     _columns_per_chunk,
     as_rows,
@@ -213,3 +214,41 @@ def test_user_kernel_gets_float32_for_half_precision_features():
     seen = []
     resolve_kernel(lambda rows: seen.append(rows.dtype) or rows @ rows.T)(torch.zeros(6, 3).half())
     assert seen == [torch.float32]
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.5, 1, 1.5, 30, 200, 1000, 1e6, 1e20])
+def test_rbf_of_any_width_keeps_its_digits(threshold):
+    """A wide kernel has similarities near 1, and a narrow one near 0; float32 keeps both."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Linear(20, 30), nn.Tanh())).eval()
+    batches = [torch.randn(64, 20), torch.randn(48, 20)]
+    kernel = RBF(threshold)
+    result = CKA(model, model1_layers=["0", "1"], kernel=kernel, device="cpu").compare(
+        batches, progress=False
+    )
+
+    def gram(rows):
+        """Return the kernel in float64 by its formula, minus 1 if it is wide."""
+        rows = rows.detach().double()
+        squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+        ordered = squares.flatten().sort().values
+        median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        exponent = -squares / median / (2 * threshold**2)
+        if threshold <= 1:
+            return torch.exp(exponent)
+        # A constant factor, the same for all batches, keeps the products in range.
+        return torch.expm1(exponent) * 2 * threshold**2
+
+    sums = [0.0, 0.0, 0.0]
+    for batch in batches:
+        grams = [gram(batch), gram(model(batch))]
+        for at, (one, other) in enumerate(((0, 1), (0, 0), (1, 1))):
+            sums[at] += song_hsic(grams[one], grams[other])
+    assert result["0", "1"] == pytest.approx(sums[0] / (sums[1] * sums[2]) ** 0.5, abs=2e-6)
+
+
+def test_public_kernel_has_ones_on_its_diagonal():
+    """RBF()(rows) is the kernel itself, whatever a comparison computes from it."""
+    gram = RBF(1000)(torch.randn(8, 3))
+    assert torch.equal(gram.diagonal(), torch.ones(8))
+    assert (gram > 0.999).all()

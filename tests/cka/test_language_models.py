@@ -10,7 +10,7 @@ from cka_reference import reference_matrix
 from torch import Tensor
 
 from cka import CKA, CKAResult
-from cka.capture.outputs import tensors_in
+from cka.capture.structures import tensors_in
 
 tf = pytest.importorskip("transformers")
 
@@ -110,6 +110,8 @@ def reference(model, loader, of_masks, pooling, is_decoder=lambda label: False):
                 out = pooled(out, real, pooling)
             elif out.ndim == 3 and pooling == "mean":
                 out = out.mean(1)
+            elif out.ndim == 4 and pooling == "mean":  # images
+                out = out.mean((2, 3))
             found.setdefault(label, []).append(out)
 
         return hook

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from cka_nets import Constant, batches_of, mlp
+from torch import nn
 
 from cka import CKA, CKAResult, InputError, LayerError, MissingExtraError
 
@@ -69,7 +70,7 @@ def test_plot_has_the_names_of_models_and_layers(result, pyplot):
     assert axes.get_ylabel() == "ours"
     assert axes.get_xlabel() == "theirs"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
-    assert axes.images[0].origin == "lower"
+    assert axes.get_ylim()[0] < axes.get_ylim()[1]  # the first layer is at the bottom
     assert result.plot(ax=axes) is axes
 
 
@@ -235,3 +236,46 @@ def test_result_is_not_iterable(result):
     """A result is not iterable; iteration would yield results of one row until an error."""
     with pytest.raises(TypeError, match="not iterable"):
         list(result)
+
+
+def test_added_results_are_those_of_all_batches(tmp_path):
+    """A saved result and that of further batches give the result of all batches."""
+    batches = batches_of(16, 16, 12, 20)
+    cka = CKA(mlp(0), mlp(1), device="cpu")
+    cka.compare(batches[:2], progress=False).save(tmp_path / "first.json")
+    rest = cka.compare(batches[2:], progress=False, null=9)
+    both = CKAResult.load(tmp_path / "first.json") + rest
+    whole = cka.compare(batches, progress=False)
+    torch.testing.assert_close(both.matrix, whole.matrix)
+    torch.testing.assert_close(both.standard_error, whole.standard_error)
+    assert (both.samples, both.batches, both.calibration) == (64, 4, None)
+    parts = whole["0"] + whole["0"]
+    torch.testing.assert_close(parts.matrix, whole.matrix[:1])
+    with pytest.raises(InputError, match="another model2_layers cannot be added"):
+        whole[:, :2] + whole
+    exact = CKA(mlp(), estimator="exact", device="cpu").compare(batches, progress=False)
+    with pytest.raises(InputError, match="results of estimator='exact', or of files without sums"):
+        exact + exact
+
+
+def test_added_results_of_tiny_features_keep_their_exponents(tmp_path):
+    """Sums of features of 1e-30 are saved with their exponents."""
+    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 3, bias=False))
+    batches = [batch * 1e-30 for batch in batches_of(16, 16, 16)]
+    cka = CKA(model, device="cpu")
+    cka.compare(batches[:1], progress=False).save(tmp_path / "first.json")
+    both = CKAResult.load(tmp_path / "first.json") + cka.compare(batches[1:], progress=False)
+    torch.testing.assert_close(both.matrix, cka.compare(batches, progress=False).matrix)
+
+
+def test_result_is_an_array_and_a_dataset():
+    """NumPy gets the matrix, and xarray all matrices with the layers as coordinates."""
+    numpy = pytest.importorskip("numpy")
+    result = CKA(mlp(), device="cpu").compare(batches_of(16, 16), progress=False, null=9)
+    assert (numpy.asarray(result) == result.matrix.numpy()).all()
+    assert numpy.asarray(result, dtype="float64").dtype == numpy.float64
+    pytest.importorskip("xarray")
+    dataset = result.to_xarray()
+    assert float(dataset.cka.sel(model1_layer="0", model2_layer="2")) == result["0", "2"]
+    assert set(dataset) == {"cka", "standard_error", "z", "p", "p_best"}
+    assert dataset.attrs["samples"] == 32

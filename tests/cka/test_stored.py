@@ -1,0 +1,144 @@
+"""Features on disk: models that do not fit together are compared one at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cka_nets import Aliases, batches_of, mlp
+from cka_reference import minibatch_cka
+from torch import nn
+
+from cka import (
+    CKA,
+    CKAWarning,
+    InputError,
+    SettingError,
+    StoredFeatures,
+    cka_from_features,
+    compare_features,
+    save_features,
+)
+from pytest_cka_memory import MemoryProbe
+
+
+def saved(folder, model, batches, **settings):
+    return save_features(model, batches, folder, progress=False, device="cpu", **settings)
+
+
+def test_stored_features_give_the_result_of_a_comparison(tmp_path):
+    """Matrix, errors, p-values and intervals are those of both models in one pass."""
+    one, other, batches = mlp(0), Aliases(), batches_of(16, 16, 12)
+    settings = {"null": 20, "bootstrap": 20}
+    expected = CKA(one, other, device="cpu").compare(batches, progress=False, **settings)
+    found = compare_features(
+        saved(tmp_path / "one", one, batches), saved(tmp_path / "other", other, batches), **settings
+    )
+    assert found.model1_layers == expected.model1_layers
+    assert found.model2_layers == expected.model2_layers
+    assert (found.samples, found.batches) == (44, 3)
+    torch.testing.assert_close(found.matrix, expected.matrix)
+    torch.testing.assert_close(found.standard_error, expected.standard_error)
+    torch.testing.assert_close(found.calibration.p_best, expected.calibration.p_best)
+    torch.testing.assert_close(found.confidence.low, expected.confidence.low)
+
+
+def test_half_of_the_space_costs_three_digits(tmp_path):
+    """bfloat16 rounds features by up to 0.4 %, and CKA of these networks by less than 1e-3."""
+    model, batches = mlp(), batches_of(64, 64)
+    exact = CKA(model, device="cpu").compare(batches, progress=False).matrix
+    folder = tmp_path / "half"
+    saved(folder, model, batches, dtype="bfloat16")
+    assert 0 < (compare_features(folder, folder).matrix - exact).abs().max() < 1e-3
+    assert sum(file.stat().st_size for file in folder.glob("*.bin")) == 2 * 128 * (8 + 8 + 5)
+
+
+def test_interrupted_run_goes_on_with_the_first_missing_batch(tmp_path, count_passes):
+    """After Ctrl-C in the third batch, the next run stores that one and the rest."""
+    model, batches = mlp(), batches_of(8, 8, 8, 8)
+    passes = count_passes(model)
+
+    def interrupted():
+        yield from batches[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        saved(tmp_path, model, interrupted())
+    assert passes == [2, 8, 8]
+    with pytest.raises(InputError, match=r"no complete features .*; run save_features"):
+        StoredFeatures.load(tmp_path)
+    passes.clear()
+    features = saved(tmp_path, model, batches)
+    assert passes == [2, 8, 8]
+    expected = CKA(model, device="cpu").compare(batches, progress=False)
+    torch.testing.assert_close(compare_features(features, features).matrix, expected.matrix)
+    assert saved(tmp_path, lambda: pytest.fail("loaded again"), batches).batch_sizes == [8] * 4
+
+
+def test_standardised_features_are_those_of_all_samples(tmp_path):
+    """With zscore=True each feature has standard deviation 1 over all samples, constants are 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Identity(), nn.Linear(6, 5))
+    scale = torch.tensor([1000.0, 1, 1, 1e-3, 1, 0])
+    batches = [batch * scale + 5 for batch in batches_of(16, 20)]
+    folder = saved(tmp_path, model, batches)
+    whole = [torch.cat([m(b).detach() for b in batches]).double() for m in (model[0], model)]
+    std = [each.std(0, correction=0) for each in whole]
+    std[0][5] = torch.inf
+    parts = [(each / by).split([16, 20]) for each, by in zip(whole, std, strict=True)]
+    found = compare_features(folder, folder, zscore=True)
+    assert found["0", "1"] == pytest.approx(minibatch_cka(*map(list, parts)), abs=1e-5)
+    assert found["0", "1"] != pytest.approx(compare_features(folder, folder)["0", "1"], abs=1e-2)
+
+
+def test_features_of_a_layer_are_read_as_a_tensor(tmp_path):
+    """The features of one layer can be given to other libraries."""
+    model, batches = mlp(), batches_of(8, 8)
+    features = saved(tmp_path, model, batches)
+    with torch.no_grad():
+        torch.testing.assert_close(features["2"], model(torch.cat(batches)))
+    assert len(features) == 16
+    assert float(cka_from_features(features["0"], features["2"])) > 0
+    with pytest.raises(InputError, match="has no layer '9'; it has"):
+        features["9"]
+
+
+def test_features_of_other_batches_are_an_error(tmp_path):
+    """Folders from other batches cannot be compared."""
+    one = saved(tmp_path / "one", mlp(), batches_of(8, 8))
+    other = saved(tmp_path / "other", mlp(), batches_of(16))
+    with pytest.raises(InputError, match=r"differ: \[8, 8\] and \[16\] samples"):
+        compare_features(one, other)
+    with pytest.raises(SettingError, match="'exact' for stored features"):
+        compare_features(one, one, estimator="exact")
+    with pytest.raises(SettingError, match="cannot use 'float16' as dtype; write 'float32'"):
+        saved(tmp_path / "half", mlp(), [], dtype="float16")
+
+
+def test_left_out_layers_are_named(tmp_path):
+    """A layer without samples is named by a warning, as in a comparison."""
+    with pytest.warns(CKAWarning, match="no axis with one entry for each sample.*: 0"):
+        features = save_features(
+            mlp(), batches_of(8), tmp_path, progress=False, device="cpu",
+            pick=lambda name, output: None if name == "0" else output,
+        )  # fmt: skip
+    assert features.layers == ["1", "2"]
+
+
+@pytest.mark.native
+def test_memory_is_that_of_one_model_and_of_gram_matrices(tmp_path):
+    """Saving takes the memory of a forward pass; comparing takes a batch's Gram matrices and the
+    features of a layer. Neither has two models.
+    """
+    width, n = 512, 64
+    models = [nn.Sequential(*(nn.Linear(width, width) for _ in range(8))) for _ in range(2)]
+    weights = 8 * width * width * 4
+    batches = batches_of(n, n, features=(width,))
+    probe = MemoryProbe("cpu")
+    for number, model in enumerate(models):
+        with probe.measure() as region:
+            saved(tmp_path / str(number), model, batches)
+        assert region.peak_increase_bytes < weights / 8
+    with probe.measure() as region:
+        compare_features(tmp_path / "0", tmp_path / "1")
+    grams = 16 * n * n * 4
+    assert region.peak_increase_bytes < 2 * grams + 8 * 2**20
