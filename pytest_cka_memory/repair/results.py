@@ -1,0 +1,62 @@
+"""What a search has found."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pytest_cka_memory.repair.trials import Refusal, Trial
+
+
+@dataclass
+class Repairs:
+    """What was tried, and what it needed."""
+
+    as_it_is: Trial
+    trials: list[Trial] = field(default_factory=list)
+    """Every change that ran, and every combination."""
+    refusals: list[Refusal] = field(default_factory=list)
+    budget_bytes: int | None = None
+    is_complete: bool = False
+    """False if it was interrupted, or ended for lack of time."""
+
+    def saved_bytes(self, trial: Trial) -> int:
+        """Return by how much the peak is lower than that of the step as it is; 0 if not known."""
+        if self.as_it_is.figures is None or trial.figures is None:
+            return 0
+        return self.as_it_is.peak_bytes - trial.peak_bytes
+
+    @property
+    def ran(self) -> list[Trial]:
+        """The trials that ended, lowest peak first."""
+        done = [trial for trial in self.trials if trial.figures is not None]
+        return sorted(done, key=lambda trial: (trial.peak_bytes, len(trial.changes)))
+
+    @property
+    def lowest(self) -> Trial | None:
+        """The lowest peak, with any change; None if nothing lowers it."""
+        return self._first(self.ran)
+
+    @property
+    def lowest_exact(self) -> Trial | None:
+        """The lowest peak whose numbers are the same but for the last digits; None if none."""
+        return self._first(trial for trial in self.ran if keeps_numbers(trial))
+
+    @property
+    def fitting(self) -> list[Trial]:
+        """The trials that fit the budget, cheapest first."""
+        if self.budget_bytes is None:
+            return []
+        found = [trial for trial in self.ran if trial.peak_bytes <= self.budget_bytes]
+        return sorted(found, key=self._cost)
+
+    def _first(self, trials: Iterable[Trial]) -> Trial | None:
+        known = self.as_it_is.figures is None
+        return next((trial for trial in trials if known or self.saved_bytes(trial) > 0), None)
+
+    def _cost(self, trial: Trial) -> tuple[int, int, int, int, int]:
+        flops = (trial.flops or 0) - (self.as_it_is.flops or 0)
+        return (max(0, flops), trial.host_bytes, len(trial.changes), trial.lines, trial.peak_bytes)
+
+
+def keeps_numbers(trial: Trial) -> bool:
+    """Whether the numbers stay the same, but perhaps for their last digits."""
+    return not any("change" in change.numbers for change in trial.changes)
