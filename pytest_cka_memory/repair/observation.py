@@ -248,7 +248,8 @@ class _Observer:
         self._stack = outer
         self._changed.append(side_effect(module))
         self._saved.append(set())
-        if not outer and module not in self._known:
+        # In a backward pass modules are called again by checkpoints of the user's own.
+        if not outer and module not in self._known and not self._in_backward:
             self._add_root(module)
 
     def _add_root(self, module: torch.nn.Module) -> None:
@@ -347,11 +348,14 @@ class _Observer:
             return zero
 
         def backwards(function: Callable[..., Any]) -> Callable[..., Any]:
+            # The positions of retain_graph and create_graph.
+            first = 2 if function is torch.autograd.backward else 3
+
             def backward(*args: Any, **kwargs: Any) -> Any:
                 observed.backward_calls += 1
                 self._since_step += 1
-                if kwargs.get("retain_graph") or kwargs.get("create_graph"):
-                    observed.is_higher_order = True
+                kept = (*args[first : first + 2], kwargs.get("retain_graph"))
+                observed.is_higher_order |= any(kept) or bool(kwargs.get("create_graph"))
                 self._in_backward += 1
                 try:
                     return function(*args, **kwargs)

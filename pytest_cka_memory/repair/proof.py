@@ -16,32 +16,36 @@ differently."""
 
 @contextmanager
 def values_kept(path: str) -> Iterator[None]:
-    """Write the losses and gradients of the block to a file, and what models returned if none.
-
-    Of each parameter it is the last gradient that was complete. All are copied to the host.
+    """Write what the block computes to a file: the first loss, the gradients of its backward pass,
+    and what models returned before it. Later steps would amplify how they are rounded.
     """
     kept: dict[str, Any] = {"losses": [], "gradients": {}, "results": []}
     handles: list[Any] = []
-    seen: set[int] = set()
+    known: set[int] = set()
+    passes = [0]
 
     def begins(module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
-        if outer or id(module) in seen:
+        if outer or passes[0]:  # in the backward pass checkpointed modules are called again
             return
-        seen.add(id(module))
-        number = len(seen)
         for name, parameter in module.named_parameters():
-            if parameter.requires_grad and parameter.is_leaf:
-                handles.append(_keep(kept["gradients"], f"{number}.{name}", parameter))
+            if id(parameter) not in known and parameter.requires_grad and parameter.is_leaf:
+                known.add(id(parameter))
+                handles.append(_keep(kept["gradients"], f"{len(known)}.{name}", parameter))
 
     def ends(module: Any, outer: list[torch.nn.Module], given: Any, result: Any) -> None:
-        if not outer and isinstance(result, torch.Tensor) and not result.requires_grad:
+        is_result = isinstance(result, torch.Tensor) and not result.requires_grad
+        if is_result and not outer and not passes[0]:
             kept["results"].append(result.detach().cpu())
 
     def recorded(backward: Callable[..., Any]) -> Callable[..., Any]:
         def record(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(tensors, torch.Tensor):
+            passes[0] += 1
+            if passes[0] == 1 and isinstance(tensors, torch.Tensor):
                 kept["losses"].append(tensors.detach().cpu())
-            return backward(tensors, *args, **kwargs)
+            try:
+                return backward(tensors, *args, **kwargs)
+            finally:
+                _remove(handles)
 
         return record
 
@@ -52,17 +56,21 @@ def values_kept(path: str) -> Iterator[None]:
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            _remove(handles)
     torch.save(kept, path)
 
 
 def _keep(gradients: dict[str, torch.Tensor], name: str, parameter: torch.Tensor) -> Any:
-    def keep(parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            gradients[name] = parameter.grad.detach().cpu()
+    def keep(gradient: torch.Tensor) -> None:
+        gradients[name] = gradient.detach().cpu().clone()
 
-    return parameter.register_post_accumulate_grad_hook(keep)
+    # Before it is accumulated: an optimizer may step then, and free it.
+    return parameter.register_hook(keep)
+
+
+def _remove(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 class Difference(NamedTuple):

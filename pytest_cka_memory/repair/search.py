@@ -8,12 +8,10 @@ from itertools import combinations
 
 from pytest_cka_memory.repair.changes import checkpointing, offered
 from pytest_cka_memory.repair.observation import Observed, observing
-from pytest_cka_memory.repair.results import Repairs, keeps_numbers
+from pytest_cka_memory.repair.results import LEAST_SHARE, Repairs, keeps_numbers
 from pytest_cka_memory.repair.trials import Change, Runner, Trial, flops_of, tried
 
 _MOST_COMBINED = 4
-_LEAST_SHARE = 0.005
-"""A change that saves less than this share of the peak is not combined with others."""
 _MOST_SWAPS = 40
 _LEAST_COUNTED = 2
 """So many operations are counted even if there is no time left."""
@@ -187,7 +185,7 @@ class Search:
                 trial
                 for trial in grown
                 if trial.figures is not None
-                and trial.peak_bytes < best.peak_bytes * (1 - _LEAST_SHARE)
+                and trial.peak_bytes < best.peak_bytes * (1 - LEAST_SHARE)
             ]
             if not better:
                 return

@@ -10,6 +10,8 @@ from pytest_cka_memory.repair.edits import Edit, lines_to_change
 
 EXACT = ""
 """The numbers stay the same, bit for bit."""
+LAST_DIGITS = "last digits differ"
+"""The numbers are rounded differently."""
 
 
 class Figures(NamedTuple):

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytest_cka_memory.repair.changes.forwards import Forward, edits_of_roots, forward_of_roots
 from pytest_cka_memory.repair.observation import Observed, Root
-from pytest_cka_memory.repair.trials import Change, Copied, Refusal
+from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal
 
 _BACKENDS = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
 _OF_16_BITS = {torch.bfloat16, torch.float16}
@@ -30,7 +30,7 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
             f"attention by {name.partition('_')[0].lower()}",
             "attention",
             functools.partial(_trying, observed.roots, getattr(SDPBackend, name)),
-            numbers="rounds differently in the last digits",
+            numbers=LAST_DIGITS,
             edits=edits_of_roots(observed.roots, context, context, _IMPORT),
             advice=f"call the model in torch.nn.attention.{context}",
             order=4,

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.repair.edits import with_callee
 from pytest_cka_memory.repair.observation import Observed
-from pytest_cka_memory.repair.trials import Change, Copied, Refusal
+from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal
 from pytest_cka_memory.repair.written import chunked_cross_entropy, text_of
 
 _LEAST_CLASSES = 1_000
@@ -32,7 +32,7 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
         f"cross-entropy in {_PARTS} parts",
         "loss",
         _trying,
-        numbers="rounds differently in the last digits",
+        numbers=LAST_DIGITS,
         edits=None if None in edits else tuple(edit for edit in edits if edit),
         advice="compute the loss for parts of the rows, each in torch.utils.checkpoint.checkpoint",
         recomputes=True,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from pytest_cka_memory.repair.changes.forwards import edits_of_roots, forward_of_roots
 from pytest_cka_memory.repair.observation import Observed, Root
-from pytest_cka_memory.repair.trials import Change, Copied, Refusal
+from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal
 from pytest_cka_memory.repair.written import MicroBatches, in_micro_batches, text_of
 
 _COUNTS = (2, 4)
@@ -28,7 +28,7 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
     if observed.is_higher_order:
         yield Refusal(name.format(2), "a graph is kept for another backward pass")
         return
-    numbers = "rounds differently in the last digits"
+    numbers = LAST_DIGITS
     if observed.has_dropout:
         numbers = "changes the numbers: dropout draws others"
     for count in _COUNTS:

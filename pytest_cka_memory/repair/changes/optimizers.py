@@ -14,10 +14,9 @@ from torch.optim.optimizer import (
 
 from pytest_cka_memory.repair.edits import Edit, with_argument, wrapped
 from pytest_cka_memory.repair.observation import Observed
-from pytest_cka_memory.repair.trials import Change, Copied, Refusal, replaced
+from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal, replaced
 from pytest_cka_memory.repair.written import step_in_backward, text_of
 
-_LAST_DIGITS = "rounds differently in the last digits"
 
 
 def offers(observed: Observed) -> Iterator[Change | Refusal]:
@@ -34,9 +33,9 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
     if not observed.steps:
         return
     if observed.foreach and observed.device != "cpu":
-        yield _with_option(observed, "foreach", False, "")
+        yield _with_option(observed, "foreach", False, LAST_DIGITS)
         if _can_fuse(observed):
-            yield _with_option(observed, "fused", True, _LAST_DIGITS)
+            yield _with_option(observed, "fused", True, LAST_DIGITS)
     yield from _in_backward(observed)
 
 
