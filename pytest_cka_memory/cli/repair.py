@@ -7,14 +7,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from emulated_cuda.cards import CARDS
 from pytest_cka_memory.cli import repair_proof
 from pytest_cka_memory.errors import ReportError, SizeError
 from pytest_cka_memory.measure.repairing import budget_of
-from pytest_cka_memory.meters.device_names import EMULATED
+from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
 from pytest_cka_memory.units import format_with_unit, parse_megabytes
@@ -24,6 +26,7 @@ _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 _WORTH_A_RUN = 1.1
 """A reserve that is so many times the peak is measured again with expandable segments."""
 _MOST_LINES = 40
+_LARGEST = max(CARDS.values(), key=lambda card: card.total_bytes).name
 
 
 def add_parser(commands: Any) -> None:
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     task = Task("", SEARCH, None if budget is None else _budget(budget), args.seconds)
     session = Session(device, args.more)
     status = 0
-    for found in session.results(task):
+    for found in _results(session, task):
         print(found.get("text") or f"{found['test']}: {found['error']}")
         status |= "text" not in found
         for line in _about_reserve(session, found):
@@ -76,6 +79,18 @@ def run(args: argparse.Namespace) -> int:
             for line in repair_proof.lines(session, found):
                 print(line, flush=True)
     return status
+
+
+def _results(session: "Session", task: Task) -> Iterator[dict[str, Any]]:
+    """Yield what was found for each test: on the largest card if it does not fit the given one."""
+    can_move = is_emulated(session.device) and _LARGEST not in session.device
+    for found in session.results(replace(task, goes_on=not can_move)):
+        if not found.get("ran_out"):
+            yield found
+            continue
+        print(f"{found['test']} does not fit as it is; going on with {_LARGEST}", file=sys.stderr)
+        session.device = f"{EMULATED}:{_LARGEST},values=off"
+        yield from session.results(task, tests=[found["test"]])
 
 
 def _budget(text: str) -> int:
@@ -122,7 +137,7 @@ class Session:
                 *("-q", "-p", "no:cacheprovider", "--no-header", "-W", "ignore"),
                 *(("-n", "0") if find_spec("xdist") else ()),
             ]
-            own = Task(str(result), task.mode, task.budget_bytes, task.seconds)
+            own = replace(task, result=str(result))
             done = subprocess.Popen(
                 command,
                 env={**os.environ, **(environment or {}), **repair_session.variables(own)},

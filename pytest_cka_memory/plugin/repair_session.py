@@ -32,6 +32,8 @@ class Task:
     mode: str = SEARCH
     budget_bytes: int | None = None
     seconds: float = 60.0
+    goes_on: bool = True
+    """Whether changes are tried if the test runs out of memory as it is."""
 
 
 def variables(task: Task) -> Mapping[str, str]:
@@ -104,6 +106,7 @@ class RepairSession:
             budget_bytes=self._task.budget_bytes,
             seconds=self._task.seconds,
             has_values=computes_values(),
+            goes_on=self._task.goes_on,
         )
         try:
             found = search.search()
@@ -111,6 +114,8 @@ class RepairSession:
             return {"error": str(error)}
         if found.as_it_is.figures is None and found.as_it_is.error != "out of memory":
             return {"error": found.as_it_is.error or "interrupted"}
+        if found.as_it_is.figures is None and not self._task.goes_on:
+            return {"error": "out of memory", "ran_out": True}
         report = RepairReport(found, meter.device, item.nodeid)
         return {
             "text": str(report),

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from pytest_cka_memory.repair.trials import Refusal, Trial
 
-
 LEAST_SHARE = 0.005
 """A change that saves less than this share of the peak adds nothing to a combination."""
 

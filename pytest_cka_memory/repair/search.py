@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 
 from pytest_cka_memory.repair.changes import checkpointing, offered
 from pytest_cka_memory.repair.observation import Observed, observing
@@ -27,6 +27,8 @@ class Search:
         budget_bytes: what the peak must not exceed; None to look for the lowest one.
         seconds: after so many no new trial begins.
         has_values: whether the device computes values.
+        goes_on: whether changes are tried if the step runs out of memory as it is. Then only that
+            is known of it which it did before.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class Search:
         budget_bytes: int | None = None,
         seconds: float = 60.0,
         has_values: bool = True,
+        goes_on: bool = True,
     ) -> None:
         self._run = run
         self._is_out_of_memory = is_out_of_memory
         self._progress = progress
         self._deadline = time.monotonic() + seconds
         self._has_values = has_values
+        self._goes_on = goes_on
         self._known: dict[frozenset[str], Trial] = {}
         self._number = 0
         self.was_interrupted = False
@@ -66,6 +70,8 @@ class Search:
     def _search(self) -> None:
         observed = self._observe()
         self.repairs.as_it_is = replace(self._try(()), flops=None)
+        if self.repairs.as_it_is.figures is None and not self._goes_on:
+            return
         changes, refusals = offered(observed)
         self.repairs.refusals = refusals
         for change in changes:
@@ -244,7 +250,7 @@ def fewest(
     fits: Callable[[checkpointing.Selection], bool],
     is_late: Callable[[], bool] = lambda: False,
 ) -> tuple[int, ...] | None:
-    """Return the fewest modules whose checkpoints fit, by running the step; None if all do not.
+    """Return the fewest modules whose checkpoints fit, by running the step; None if none fit.
 
     Modules that save most come first, of equal ones those that run first: what the last one saves
     is computed again while everything else is still live. Then single modules are exchanged.
@@ -259,9 +265,16 @@ def fewest(
         selection = replace(every, numbers=None if len(some) == count else some)
         return bool(some) and fits(selection)
 
-    if not chosen(ranked):
-        return None
-    low, high = 0, count  # `high` fit, `low` do not
+    # All of them may need more than some: what one computes again is live beside the rest.
+    some_that_fit = (
+        size for size in range(count, 0, -1) if not is_late() and chosen(ranked[:size])
+    )
+    high = next(some_that_fit, 0)
+    if not high:
+        others = (some for size in range(1, count) for some in combinations(ranked, size))
+        limited = islice(others, _MOST_SWAPS)
+        return next((tuple(sorted(it)) for it in limited if not is_late() and chosen(it)), None)
+    low = 0  # `high` fit, `low` do not
     while high - low > 1 and not is_late():
         middle = (low + high) // 2
         if chosen(ranked[:middle]):

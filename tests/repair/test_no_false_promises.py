@@ -101,9 +101,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", planted.STEPS, ids=lambda step: step.__name__)
-def test_gradients_that_are_needed_after_backward(
-    step: Callable[[], Any]
-) -> None:
+def test_gradients_that_are_needed_after_backward(step: Callable[[], Any]) -> None:
     """The optimizer does not step in backward if its gradients are used in between."""
     found = verdict_on(step, "optimizer step in backward")
     assert found.startswith(f"refused: {STEPS[step.__name__]}")

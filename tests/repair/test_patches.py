@@ -2,7 +2,7 @@
 
 import gc
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +54,7 @@ def measured(step: Callable[[], Any]) -> Figures:
 
 
 @pytest.fixture
-def copy_of(tmp_path: Path) -> Iterator[Callable[[Trial], ModuleType]]:
+def copy_of(tmp_path: Path) -> Callable[[Trial], ModuleType]:
     """Return a function that imports a copy of the model's file, patched as a trial says."""
 
     def load(trial: Trial) -> ModuleType:
@@ -69,7 +69,7 @@ def copy_of(tmp_path: Path) -> Iterator[Callable[[Trial], ModuleType]]:
         spec.loader.exec_module(module)
         return module
 
-    yield load
+    return load
 
 
 def test_every_change_for_a_training_step_is_tested(changes: dict[str, Change]) -> None:

@@ -18,7 +18,6 @@ from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal
 from pytest_cka_memory.repair.written import step_in_backward, text_of
 
 
-
 def offers(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield what applies to the optimizers that step."""
     for site in observed.keeps_zeros[:1]:
