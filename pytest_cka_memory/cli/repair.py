@@ -49,7 +49,10 @@ def add_parser(commands: Any) -> None:
         help="run the patched copies, and compare losses and gradients",
     )
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="begin no new trial after so many; default: 60"
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="begin no new trial after so many seconds of processor time; default: 20",
     )
     parser.set_defaults(run=run, takes_more=True)
 

@@ -254,7 +254,7 @@ class MemoryProbe:
         step: Callable[[], Any],
         *,
         to: object = None,
-        seconds: float = 60.0,
+        seconds: float = 20.0,
         show: Callable[[str], object] | None = None,
     ) -> "RepairReport":
         """Return what would lower the peak of ``step()``, by trying it.
@@ -275,7 +275,7 @@ class MemoryProbe:
             to: what the peak must not exceed: MB (2**20 bytes), a text such as ``'24GB'``, or the
                 name of a card. The cheapest change that fits is looked for. Without it, the lowest
                 peak.
-            seconds: after so many no new trial begins.
+            seconds: after so many seconds of processor time no new trial begins.
             show: called with a line for each trial; by default they are written to stderr.
 
         Returns:

@@ -20,7 +20,7 @@ def repairs(
     stack: RegionStack,
     step: Callable[[], Any],
     to: object = None,
-    seconds: float = 60.0,
+    seconds: float = 20.0,
     show: Callable[[str], object] | None = None,
 ) -> RepairReport:
     """Do what :meth:`MemoryProbe.repairs` says, for the device of `stack`."""

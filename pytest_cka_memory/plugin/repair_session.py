@@ -31,7 +31,7 @@ class Task:
     """The file for what was found; with :data:`VALUES`, also the start of the names of others."""
     mode: str = SEARCH
     budget_bytes: int | None = None
-    seconds: float = 60.0
+    seconds: float = 20.0
     goes_on: bool = True
     """Whether changes are tried if the test runs out of memory as it is."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_cka_memory.repair.edits import diff, in_one_text, without_helpers
-from pytest_cka_memory.repair.results import LEAST_SHARE, Repairs, keeps_numbers
+from pytest_cka_memory.repair.results import Repairs, keeps_numbers
 from pytest_cka_memory.repair.trials import Trial
 from pytest_cka_memory.units import MB, format_size, format_with_unit
 
@@ -75,7 +75,7 @@ def _table(repairs: Repairs) -> Iterator[str]:
     rows = [_row(repairs, base)]
     singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
     several = [trial for trial in repairs.ran if len(trial.changes) > 1]
-    several = [trial for trial in several if not _has_idle_part(trial, repairs.ran)]
+    several = [trial for trial in several if not repairs.has_idle_part(trial)]
     wanted = {trial.name for trial in recommended(repairs)}
     kept = [trial for trial in singles if repairs.saved_bytes(trial) > 0 or trial.name in wanted]
     idle = [trial for trial in singles if trial not in kept]
@@ -91,15 +91,6 @@ def _table(repairs: Repairs) -> Iterator[str]:
     for trial in repairs.trials:
         if trial.figures is None and len(trial.changes) == 1:
             yield f"does not run: {trial.name}: {trial.error[:160]}"
-
-
-def _has_idle_part(trial: Trial, ran: Sequence[Trial]) -> bool:
-    """Whether fewer of the same changes do nearly as well."""
-    return any(
-        set(other.changes) < set(trial.changes)
-        and other.peak_bytes <= trial.peak_bytes * (1 + LEAST_SHARE)
-        for other in ran
-    )
 
 
 def _row(repairs: Repairs, trial: Trial) -> list[str]:

@@ -36,12 +36,13 @@ class Repairs:
     @property
     def lowest(self) -> Trial | None:
         """The lowest peak, with any change; None if nothing lowers it."""
-        return self._first(self.ran)
+        return self._first(trial for trial in self.ran if not self.has_idle_part(trial))
 
     @property
     def lowest_exact(self) -> Trial | None:
         """The lowest peak whose numbers are the same but for the last digits; None if none."""
-        return self._first(trial for trial in self.ran if keeps_numbers(trial))
+        exact = (trial for trial in self.ran if keeps_numbers(trial))
+        return self._first(trial for trial in exact if not self.has_idle_part(trial))
 
     @property
     def fitting(self) -> list[Trial]:
@@ -50,6 +51,14 @@ class Repairs:
             return []
         found = [trial for trial in self.ran if trial.peak_bytes <= self.budget_bytes]
         return sorted(found, key=self._cost)
+
+    def has_idle_part(self, trial: Trial) -> bool:
+        """Whether fewer of the same changes do nearly as well."""
+        return any(
+            set(other.changes) < set(trial.changes)
+            and other.peak_bytes <= trial.peak_bytes * (1 + LEAST_SHARE)
+            for other in self.ran
+        )
 
     def _first(self, trials: Iterable[Trial]) -> Trial | None:
         known = self.as_it_is.figures is None

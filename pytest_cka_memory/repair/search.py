@@ -11,7 +11,7 @@ from pytest_cka_memory.repair.observation import Observed, observing
 from pytest_cka_memory.repair.results import LEAST_SHARE, Repairs, keeps_numbers
 from pytest_cka_memory.repair.trials import Change, Runner, Trial, flops_of, tried
 
-_MOST_COMBINED = 4
+_MOST_COMBINED = 3
 _MOST_SWAPS = 40
 _LEAST_COUNTED = 2
 """So many operations are counted even if there is no time left."""
@@ -25,7 +25,7 @@ class Search:
         is_out_of_memory: whether an exception says that the device is full.
         progress: called with a line for each trial.
         budget_bytes: what the peak must not exceed; None to look for the lowest one.
-        seconds: after so many no new trial begins.
+        seconds: after so many seconds of processor time no new trial begins.
         has_values: whether the device computes values.
         goes_on: whether changes are tried if the step runs out of memory as it is. Then only that
             is known of it which it did before.
@@ -38,14 +38,14 @@ class Search:
         *,
         progress: Callable[[str], object] = lambda line: None,
         budget_bytes: int | None = None,
-        seconds: float = 60.0,
+        seconds: float = 20.0,
         has_values: bool = True,
         goes_on: bool = True,
     ) -> None:
         self._run = run
         self._is_out_of_memory = is_out_of_memory
         self._progress = progress
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.process_time() + seconds
         self._has_values = has_values
         self._goes_on = goes_on
         self._known: dict[frozenset[str], Trial] = {}
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() > self._deadline
+        return time.process_time() > self._deadline
 
     def _search(self) -> None:
         observed = self._observe()
@@ -174,28 +174,36 @@ class Search:
         return self.repairs.saved_bytes(trial) > -self.repairs.as_it_is.peak_bytes * 0.05
 
     def _grow(self, offers: Sequence[Change]) -> None:
-        singles = [self._try((change,)) for change in offers]
-        ran = sorted((t for t in singles if t.figures is not None), key=lambda t: t.peak_bytes)
+        ran = [self._try((change,)) for change in offers]
         if not ran:
             return
-        best = ran[0]
+        best = min(ran, key=lambda trial: trial.peak_bytes)
+        saving = [change for change in offers if self._saves(self._try((change,)))]
         for _ in range(_MOST_COMBINED - 1):
-            groups = {change.group for change in best.changes}
-            grown = []
-            for change in offers:
-                if change.group not in groups:
-                    if self._is_late:
-                        return
-                    grown.append(self._try((*best.changes, change)))
-            better = [
-                trial
-                for trial in grown
-                if trial.figures is not None
-                and trial.peak_bytes < best.peak_bytes * (1 - LEAST_SHARE)
-            ]
-            if not better:
-                return
-            best = min(better, key=lambda trial: trial.peak_bytes)
+            lower = self._lowest_with_one_more(best, saving)
+            if lower is None:
+                break
+            best = lower
+        # What saves nothing alone may do so where the peak is now.
+        self._lowest_with_one_more(best, [change for change in offers if change not in saving])
+
+    def _lowest_with_one_more(self, best: Trial, offers: Sequence[Change]) -> Trial | None:
+        """Return the lowest of `best` with one change more; None if that is not much lower."""
+        groups = {change.group for change in best.changes}
+        grown = [
+            self._try((*best.changes, change))
+            for change in offers
+            if change.group not in groups and not self._is_late
+        ]
+        limit = best.peak_bytes * (1 - LEAST_SHARE)
+        better = [t for t in grown if t.figures is not None and t.peak_bytes < limit]
+        return min(better, key=lambda trial: trial.peak_bytes, default=None)
+
+    def _saves(self, trial: Trial) -> bool:
+        base = self.repairs.as_it_is
+        if base.figures is None:
+            return True
+        return self.repairs.saved_bytes(trial) > LEAST_SHARE * base.peak_bytes
 
     def _combine_cheaply(self, useful: Sequence[Change]) -> None:
         """Look for a combination that fits and computes less again than those that do so far."""

@@ -23,8 +23,9 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield each implementation that does not keep the attention weights."""
     if not observed.attention or observed.device == "cpu" or observed.is_compiled:
         return
-    # The others take 16 bits only.
-    for name in _BACKENDS if observed.attention <= _OF_16_BITS else _BACKENDS[:1]:
+    if not observed.attention <= _OF_16_BITS:  # all but one take 16 bits only
+        return
+    for name in _BACKENDS:
         context = f"sdpa_kernel(SDPBackend.{name})"
         yield Change(
             f"attention by {name.partition('_')[0].lower()}",

@@ -1,7 +1,6 @@
 """How an optimizer updates the parameters, and when gradients are freed."""
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,13 +32,7 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
         return
     if observed.foreach and observed.device != "cpu":
         yield _with_option(observed, "foreach", False, LAST_DIGITS)
-        if _can_fuse(observed):
-            yield _with_option(observed, "fused", True, LAST_DIGITS)
     yield from _in_backward(observed)
-
-
-def _can_fuse(observed: Observed) -> bool:
-    return all("fused" in inspect.signature(kind).parameters for kind in observed.optimizers)
 
 
 def _with_option(observed: Observed, name: str, value: bool, numbers: str) -> Change:
