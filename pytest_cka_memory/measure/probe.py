@@ -264,10 +264,11 @@ class MemoryProbe:
         ``print(cka_memory.repairs(step))`` a test or a notebook shows the table, and what to write.
 
         >>> import torch
-        >>> model, batch = torch.nn.Linear(100, 100), torch.ones(1000, 100)
+        >>> layers = torch.nn.Linear(100, 100), *[torch.nn.Sigmoid()] * 4
+        >>> model, batch = torch.nn.Sequential(*layers), torch.ones(1000, 100)
         >>> report = MemoryProbe("cpu").repairs(lambda: model(batch), show=lambda line: None)
         >>> [trial.name for trial in report.recommended]
-        ['no_grad for Linear']
+        ['no_grad for Sequential']
 
         Args:
             step: a function that can be called many times. It should make its model and optimizer

@@ -315,7 +315,8 @@ class _Observer:
         if self._saved and not isinstance(tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()
             self._saved[-1].add((storage.data_ptr(), storage.nbytes()))
-        return tensor
+        # The tensor itself would be kept for ever: a node's result refers to the node that saves it.
+        return tensor.detach()
 
     @contextmanager
     def observing(self) -> Iterator[Observed]:

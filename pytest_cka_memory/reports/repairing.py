@@ -25,8 +25,9 @@ def lines(
     if breach.figure in _LEVELS and breach.measured_bytes is not None:
         # The command compares the whole level.
         excess_bytes = breach.measured_bytes - breach.allowed_bytes
-        allowed = int((record.peak_bytes - excess_bytes) / MB * 100) / 100
-        budget = f" --to {allowed:g}MB"
+        allowed_bytes = record.peak_bytes - excess_bytes
+        whole = f"{int(100 * allowed_bytes / MB) / 100:g}MB"  # rounded down
+        budget = f" --to {whole if allowed_bytes >= MB else f'{allowed_bytes}B'}"
     yield f"  {_TEXT}"
     yield f"    {command(nodeid, facts)}{budget}"
 

@@ -139,3 +139,16 @@ def test_all_edits_of_a_combination_are_in_one_copy(
     assert trial.error == ""
     assert measured(partial(copy_of(trial).train, **STEP)).peak_bytes == trial.peak_bytes
     assert torch.is_grad_enabled()
+
+
+def test_observing_a_step_keeps_no_tensor() -> None:
+    """A node whose result is saved for its own backward pass is freed with the step."""
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Sigmoid())
+    batch = torch.ones(100, 100)
+
+    def observe() -> None:
+        with observing():
+            model(batch)
+
+    observe()
+    assert MemoryProbe("cpu").run(observe).retained_bytes == 0
