@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from emulated_cuda.cards import CARDS
-from pytest_cka_memory.cli import repair_proof
 from pytest_cka_memory.errors import ReportError, SizeError
-from pytest_cka_memory.measure.repairing import budget_of
 from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
@@ -79,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         for line in _about_reserve(session, found):
             print(line)
         if args.prove and not found.get("interrupted"):
+            from pytest_cka_memory.cli import repair_proof
+
             for line in repair_proof.lines(session, found):
                 print(line, flush=True)
     return status
@@ -97,6 +97,8 @@ def _results(session: "Session", task: Task) -> Iterator[dict[str, Any]]:
 
 
 def _budget(text: str) -> int:
+    from pytest_cka_memory.measure.repairing import budget_of  # imports torch
+
     try:
         return budget_of(text)
     except SizeError:

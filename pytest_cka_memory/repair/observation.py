@@ -315,7 +315,7 @@ class _Observer:
         if self._saved and not isinstance(tensor, torch.nn.Parameter):
             storage = tensor.untyped_storage()
             self._saved[-1].add((storage.data_ptr(), storage.nbytes()))
-        # The tensor itself would be kept for ever: a node's result refers to the node that saves it.
+        # Not the tensor itself: a node that saves its own result would never be freed.
         return tensor.detach()
 
     @contextmanager

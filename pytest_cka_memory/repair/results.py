@@ -1,5 +1,6 @@
 """What a search has found."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -64,9 +65,13 @@ class Repairs:
         known = self.as_it_is.figures is None
         return next((trial for trial in trials if known or self.saved_bytes(trial) > 0), None)
 
-    def _cost(self, trial: Trial) -> tuple[int, int, int, int, int]:
-        flops = (trial.flops or 0) - (self.as_it_is.flops or 0)
-        return (max(0, flops), trial.host_bytes, len(trial.changes), trial.lines, trial.peak_bytes)
+    def _cost(self, trial: Trial) -> tuple[int, ...]:
+        flops = max(0, (trial.flops or 0) - (self.as_it_is.flops or 0))
+        if trial.flops is None and any(change.recomputes for change in trial.changes):
+            flops = sys.maxsize  # not counted for lack of time
+        changes_numbers = int(not keeps_numbers(trial))
+        work = (flops, trial.host_bytes, changes_numbers, len(trial.changes))
+        return (*work, trial.lines, trial.peak_bytes)
 
 
 def keeps_numbers(trial: Trial) -> bool:

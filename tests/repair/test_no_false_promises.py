@@ -49,7 +49,7 @@ CHECKPOINTS = {
     "PythonRandom": "refused: its forward draws from Python's random, which would happen twice",
     "NumpyRandom": "refused: its forward draws from NumPy's random numbers, which would",
     "OwnGenerator": "refused: its forward draws from a torch.Generator of its own, which would",
-    "BatchNorm": "numbers: its forward changes the buffer num_batches_tracked, which would happen twice",
+    "BatchNorm": "numbers: its forward changes the buffer num_batches_tracked, which would",
     "Averaging": "numbers: its forward changes the buffer mean, which would happen twice",
     "Spectral": "numbers: its forward changes the buffer _u, which would happen twice",
     "HookInside": "refused: a hook of the Linear in it would run twice, which would happen twice",
