@@ -21,7 +21,7 @@ from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records, run_folders
 from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
-from emulated_cuda.loading.records import DeviceUse, ProcessUse
+from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
 
 
 def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
@@ -31,6 +31,8 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
     for process in processes:
         for device in process.devices:
             yield _line(process, device)
+            if device.ran_out and device.refusal is not None:
+                yield _why(device.index, device.refusal)
             if _reserves_much_more(process, device):
                 yield (
                     f"warning: on cuda:{device.index} more than twice was reserved of what tensors "
@@ -53,6 +55,30 @@ def _reserves_much_more(process: ProcessUse, device: DeviceUse) -> bool:
         device.reserved_bytes > _USUAL_FACTOR * device.allocated_bytes
         and device.reserved_bytes > _LARGE_SHARE * process.usable_bytes
     )
+
+
+def _why(index: int, refusal: Refusal) -> str:
+    """Return why an allocation was refused, and what tries other settings of the allocator."""
+    missing = refusal.requested_bytes - refusal.left_bytes
+    free, in_pools = refusal.free_bytes, refusal.free_in_pools_bytes
+    if missing <= free:
+        largest = f"in blocks of at most {_mb(refusal.largest_free_bytes)}"
+        cause = f"{_mb(free)} free {largest}: fragmentation. {_TRY}"
+    elif missing <= free + in_pools:
+        cause = f"{_mb(in_pools)} free in private pools of CUDA graphs and MemPool"
+    else:
+        cause = f"{_mb(free + in_pools)} free: at least {_mb(missing - free - in_pools)} too little"
+    return (
+        f"on cuda:{index}, {_mb(refusal.requested_bytes)} were refused when "
+        f"{_mb(refusal.left_bytes)} of the card were left: {_mb(refusal.in_use_bytes)} of the "
+        f"reserve were in use, {cause}"
+    )
+
+
+_TRY = (
+    "python -m emulated_cuda --snapshot FILE records it, and python -m pytest_cka_memory replay "
+    "FILE tries other settings of the allocator"
+)
 
 
 def write_json(path: Path, processes: Sequence[ProcessUse]) -> None:

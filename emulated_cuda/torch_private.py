@@ -243,6 +243,17 @@ def call_before_peak_resets(function: Callable[[], None]) -> None:
             setattr(torch._C, name, _after(function, reset))
 
 
+def call_when_memory_is_refused(function: Callable[[int, int, int, int], None]) -> None:
+    """Call `function` just before torch raises an error because memory of a device is missing.
+
+    It gets the index of the device, and in bytes what was requested, the memory of the device and
+    what of it is free. Where torch has no such function, nothing is called.
+    """
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is not None:  # it would initialize the device, which a program may not want yet
+        torch.cuda._lazy_call(lambda: attach(function))
+
+
 def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
     def call_both(*args: Any) -> Any:
         first()

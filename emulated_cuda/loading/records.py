@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,25 @@ STILL_RUNS = "still running"
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """The last allocation that torch's allocator could not make, and what it held then, in bytes.
+
+    By then it has released all that it could.
+    """
+
+    requested_bytes: int
+    left_bytes: int
+    """What the device had left."""
+    in_use_bytes: int
+    free_bytes: int
+    """Reserved and free, but not in private pools."""
+    largest_free_bytes: int
+    """The largest block of it."""
+    free_in_pools_bytes: int
+    """Free in private pools of CUDA graphs and ``MemPool``."""
+
+
+@dataclass(frozen=True)
 class DeviceUse:
     """What a process did with the memory of one device."""
 
@@ -46,6 +65,8 @@ class DeviceUse:
     """The most that torch's tensors took; None if the process was killed, or did not use torch."""
     ran_out: bool | None
     """Whether torch raised an error because the memory did not suffice; None if not known."""
+    refusal: Refusal | None = None
+    """What torch's allocator held when it raised the last such error; None if it raised none."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +107,16 @@ class _Recorder:
         self._card, self._total_bytes = card, total_bytes
         self._highest: dict[int, int] = {}
         """Device -> the highest allocated bytes before the program's last reset of the peak."""
+        self._refusals: dict[int, Refusal] = {}
         self._exception: str | None = None
-        imports.call_after("torch", self._follow_resets)
+        imports.call_after("torch", self._follow_torch)
         atexit.register(self._write_end)
         os.register_at_fork(after_in_child=self.begin)
         self._write_before_exits_without_cleanup()
 
     def begin(self) -> None:
         """Write what is known of this process, whatever happens to it."""
-        self._exception = None
+        self._exception, self._refusals = None, {}
         self._library.keep_figures_in(str(self._folder / f"{os.getpid()}.figures"))
         self._write(None)
         if "multiprocessing.util" in sys.modules:
@@ -123,10 +145,15 @@ class _Recorder:
 
         os._exit = write_and_end
 
-    def _follow_resets(self) -> None:
+    def _follow_torch(self) -> None:
         from emulated_cuda import torch_private
 
         torch_private.call_before_peak_resets(self._note_peaks)
+        torch_private.call_when_memory_is_refused(self._note_refusal)
+
+    def _note_refusal(self, index: int, requested: int, total: int, left: int) -> None:
+        with suppress(Exception):  # one from here would replace the error that the program gets
+            self._refusals[index] = Refusal(requested, left, *_held_on(index))
 
     def _note_peaks(self) -> None:
         for index, stats in _stats():
@@ -137,7 +164,8 @@ class _Recorder:
         self._note_peaks()
         self._exception = _exception() or self._exception
         ran_out = {index: stats.get("num_ooms", 0) > 0 for index, stats in _stats()}
-        self._write({"allocated": self._highest, "ran_out": ran_out})
+        refusals = {index: list(astuple(each)) for index, each in self._refusals.items()}
+        self._write({"allocated": self._highest, "ran_out": ran_out, "refusals": refusals})
 
     def _write(self, of_torch: dict[str, dict[int, Any]] | None) -> None:
         record = {
@@ -151,6 +179,26 @@ class _Recorder:
         path = self._folder / f"{os.getpid()}.json"
         with suppress(FileNotFoundError):  # the list was made before this process has ended
             path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def _held_on(index: int) -> tuple[int, int, int, int]:
+    """Return the last four figures of a :class:`Refusal`, of what torch's allocator holds now."""
+    torch = sys.modules["torch"]
+    in_use = torch.cuda.memory_stats(index).get("allocated_bytes.all.current", 0)
+    shared: list[int] = []
+    in_pools = 0
+    for segment in torch.cuda.memory_snapshot():
+        if segment["device"] != index:
+            continue
+        free = [each["size"] for each in segment["blocks"] if each["state"] == "inactive"]
+        if tuple(segment.get("segment_pool_id", _NO_POOL)) == _NO_POOL:
+            shared += free
+        else:
+            in_pools += sum(free)
+    return in_use, sum(shared), max(shared, default=0), in_pools
+
+
+_NO_POOL = (0, 0)
 
 
 def _stats() -> Iterator[tuple[int, dict[str, Any]]]:
@@ -187,7 +235,8 @@ def _process(path: Path, status: int | None) -> ProcessUse:
     record = json.loads(path.read_text(encoding="utf-8"))
     figures = path.with_suffix(".figures").read_bytes()
     size = checks.MOST_DEVICES * _FIGURES.size
-    of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}}
+    of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}, "refusals": {}}
+    refusals = {int(index): Refusal(*each) for index, each in of_torch["refusals"].items()}
     is_status_known, own_status = _STATUS.unpack(figures[size:])
     if status is None and is_status_known:
         status = own_status
@@ -205,6 +254,7 @@ def _process(path: Path, status: int | None) -> ProcessUse:
                 missing,
                 of_torch["allocated"].get(str(index)),
                 of_torch["ran_out"].get(str(index)),
+                refusals.get(index),
             )
             for index, (reserved, missing) in enumerate(_FIGURES.iter_unpack(figures[:size]))
             if reserved or missing

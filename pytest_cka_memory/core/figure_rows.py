@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, steady_growth
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.reserve import POOLS_ADVICE
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,15 @@ PROCESS = "process"
 """Memory of the process and its children."""
 DRIVER = "driver"
 """Memory of the card as its driver counts it."""
+POOLS = "pools"
+"""Memory in the private pools of the allocator: those of CUDA graphs, and ``MemPool``."""
 TIMELINE = "timeline"
 """Each allocation and release, for a picture. It is no figure."""
 OUTSIDE_ADVICE = (
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card"
 )
+NO_POOLS = "this device has no private pools, or no snapshot of them"
 _NOT_MEASURED = "it was not measured: an exception ended the region"
 NOT_OF_DEVICE = frozenset({PROCESS})
 """Additions whose figures count something else than memory of the measured device."""
@@ -95,6 +99,7 @@ ADDITIONS = {
     CYCLES: "memory that only the garbage collector frees",
     PROCESS: "memory of the process and its children",
     DRIVER: "memory of the card as its driver counts it, also outside torch's allocator",
+    POOLS: "memory in private pools of the allocator: of CUDA graphs and MemPool",
 }
 """What can be measured in addition -> what it is, in a few words."""
 
@@ -219,6 +224,37 @@ class AdditionalFigures:
             judged_as="outside_increase_bytes",
         ),
     ] = None
+    pools_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "reserve of private pools at entry",
+            "Reserved at entry by pools of CUDA graphs and MemPool; null, like the other figures "
+            "of pools, unless it was asked for and the device has a snapshot.",
+            never_negative=True,
+            measured_by=POOLS,
+        ),
+    ] = None
+    pools_bytes: Annotated[
+        int | None,
+        Figure(
+            "in use in private pools",
+            "In use in these pools: highest at entry, ends of captures, batch boundaries and exit.",
+            never_negative=True,
+            measured_by=POOLS,
+        ),
+    ] = None
+    pools_reserved_bytes: Annotated[
+        int | None,
+        Figure(
+            "reserve of private pools",
+            "Reserved by these pools, highest at the same moments.",
+            never_negative=True,
+            measured_by=POOLS,
+            judged_as="pools_increase_bytes",
+        ),
+    ] = None
+    pools: tuple[Holding, ...] = ()
+    """What ``pools_reserved_bytes`` counts, by the graph or ``MemPool`` that owns it."""
 
     @property
     def process_increase_bytes(
@@ -291,3 +327,28 @@ class AdditionalFigures:
         if self.outside_peak_bytes is None or self.outside_start_bytes is None:
             return None
         return self.outside_peak_bytes - self.outside_start_bytes
+
+    @property
+    def pools_increase_bytes(
+        self,
+    ) -> Annotated[
+        int | None,
+        Figure(
+            "rise of private pools",
+            "pools_reserved_bytes minus pools_start_bytes.",
+            column="pools",
+            legend="rise of what private pools reserve, seen between batches and captures",
+            position=15,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            explained_by="pools",
+            measured_by=POOLS,
+            unknown_because=NO_POOLS,
+            advice=POOLS_ADVICE,
+        ),
+    ]:
+        """Highest reserve of private pools above that at entry; None if unknown."""
+        if self.pools_reserved_bytes is None or self.pools_start_bytes is None:
+            return None
+        return self.pools_reserved_bytes - self.pools_start_bytes

@@ -11,18 +11,19 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
+from pytest_cka_memory.core.batch_figures import BatchFigures
 from pytest_cka_memory.core.conditions import OF_OPERATORS, OF_SCRATCH
 from pytest_cka_memory.core.decoder import decode
-from pytest_cka_memory.core.figure_rows import DRIVER, OUTSIDE_ADVICE, AdditionalFigures, Figure
-from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
+from pytest_cka_memory.core.figure_rows import AdditionalFigures, Figure
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.reserve_figures import ReserveFigures
 from pytest_cka_memory.units import MB
 
 _SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionRecord(AdditionalFigures):
+class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
     """What was measured between a region's entry and its exit; in bytes unless noted."""
 
     label: str
@@ -94,42 +95,6 @@ class RegionRecord(AdditionalFigures):
             advice="remove each from what holds it, or keep a number computed from it instead",
         ),
     ]
-    reserved_start_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve at entry",
-            "Held by the allocator at entry; null, like the other reserved figures, if the device "
-            "has no reserve.",
-        ),
-    ] = None
-    reserved_peak_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve peak",
-            "Most that the allocator held inside the region.",
-            column="reserved",
-            legend="most that the allocator held",
-            position=7,
-            importance=3,
-            only_if_known=True,
-            judged_as="reserved_increase_bytes",
-        ),
-    ] = None
-    reserved_end_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve at exit",
-            "Held by the allocator when the code ended, before cleaning: unless the code emptied "
-            "the cache, this includes blocks that are not in use.",
-        ),
-    ] = None
-    reserved_after_cleaning_bytes: Annotated[
-        int | None,
-        Figure(
-            "reserve after cleaning",
-            "Held by the allocator after garbage, workspaces and the cache were freed at exit.",
-        ),
-    ] = None
     garbage_at_peak_bytes: Annotated[
         int | None,
         Figure(
@@ -177,8 +142,6 @@ class RegionRecord(AdditionalFigures):
     garbage_freed: bool = False
     """Whether garbage was freed at batch boundaries because its memory cannot all be counted: peaks
     and levels may then be higher without the plugin."""
-    timeline: tuple[Sample, ...] = ()
-    """One sample per batch boundary."""
     retained: tuple[Holding, ...] = ()
     """What ``retained_bytes`` counts and what references it; searched for if a limit broke."""
     grown: tuple[Holding, ...] = ()
@@ -254,117 +217,6 @@ class RegionRecord(AdditionalFigures):
         """Level at exit minus level at entry; negative if tensors from before were freed."""
         return self.end_bytes - self.start_bytes
 
-    @property
-    def reserved_increase_bytes(
-        self,
-    ) -> Annotated[
-        int | None,
-        Figure(
-            "reserve increase",
-            "reserved_peak_bytes minus reserved_start_bytes.",
-            position=8,
-            shown_as="reserved_peak_bytes",
-            in_baselines=True,
-            depends_on=OF_SCRATCH,
-            explained_by="at_peak",
-            advice="the allocator reserved more than was in use at once: "
-            "--cka-memory-snapshots=DIR writes its segments, which "
-            "https://docs.pytorch.org/memory_viz draws",
-            includes="peak_increase_bytes",
-        ),
-    ]:
-        """Peak of the reserve above its level at entry; None if the device has no reserve."""
-        if self.reserved_peak_bytes is None or self.reserved_start_bytes is None:
-            return None
-        return self.reserved_peak_bytes - self.reserved_start_bytes
-
-    @property
-    def batches(
-        self,
-    ) -> Annotated[
-        int,
-        Figure(
-            "batches",
-            "Number of batch boundaries.",
-            column="batches",
-            position=1,
-            importance=2,
-            never_negative=True,
-            of_device=False,
-        ),
-    ]:
-        """Number of batch boundaries."""
-        return len(self.timeline)
-
-    @property
-    def growth_bytes_per_batch(
-        self,
-    ) -> Annotated[
-        float | None,
-        Figure(
-            "growth per batch",
-            "Rise of the highest level per batch; null with fewer than five full batches.",
-            column="growth/b",
-            legend="rise of the highest level per batch, from 5 full batches on",
-            position=6,
-            importance=5,
-            in_baselines=True,
-            explained_by="grown",
-            advice=_SEE,
-        ),
-    ]:
-        """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""
-        # Most regions have no batches, and this is read several times for each.
-        return growth_bytes_per_batch(self.timeline) if self.timeline else None
-
-    @property
-    def reserved_growth_bytes_per_batch(
-        self,
-    ) -> Annotated[
-        float | None,
-        Figure(
-            "growth of the reserve per batch",
-            "Rise of the highest reserve per batch; null with fewer than five full batches, and if "
-            "the device has no reserve.",
-            column="reserved/b",
-            legend="rise of the reserve per batch, from 5 full batches on",
-            position=8,
-            importance=4,
-            only_if_not_zero=True,
-            advice="the allocator finds no free block that is large enough and takes new segments: "
-            "with PYTORCH_ALLOC_CONF=expandable_segments:True, and without max_split_size_mb, it "
-            "joins what is free",
-        ),
-    ]:
-        """Growth of the reserve at batch boundaries, by the rule of ``growth_bytes_per_batch``."""
-        if not self.timeline:
-            return None
-        return growth_bytes_per_batch(self.timeline, level="reserved_bytes")
-
-    @property
-    def outside_growth_bytes_per_batch(
-        self,
-    ) -> Annotated[
-        float | None,
-        Figure(
-            "growth outside torch's allocator per batch",
-            "Rise of the highest level outside torch's allocator per batch; null with fewer than "
-            "five full batches.",
-            column="outside/b",
-            legend="its growth per batch, from 5 full batches on",
-            position=14,
-            importance=4,
-            only_if_not_zero=True,
-            measured_by=DRIVER,
-            unknown_because="this device has no driver that counts its memory",
-            advice=OUTSIDE_ADVICE,
-        ),
-    ]:
-        """Growth outside torch's allocator; see :mod:`pytest_cka_memory.core.growth`."""
-        if self.outside_start_bytes is None or not self.timeline:
-            return None
-        return growth_bytes_per_batch(self.timeline, level="outside_bytes")
-
     def in_mb(self, figure: str) -> float | None:
         """Return a figure in MB: ``in_mb("peak_bytes")``."""
         size = getattr(self, figure)
@@ -375,8 +227,10 @@ class RegionRecord(AdditionalFigures):
         # asdict() of the whole record would take a second for 100,000 samples.
         plain = dict(zip(_ORDER, _values_in_order(self), strict=True))
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
-        for name in ("process_timeline", "processes"):
+        for name in ("process_timeline", "processes", "reserve"):
             plain[name] = [dict(vars(each)) for each in plain[name]]
+        if plain["refusal"] is not None:
+            plain["refusal"] = dict(vars(plain["refusal"]))
         for name in HOLDINGS:
             plain[name] = [_without_empty_paths(asdict(holding)) for holding in plain[name]]
         derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}
@@ -397,9 +251,14 @@ def _without_empty_paths(holding: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in holding.items() if value or key != "paths"}
 
 
-_ADDITIONAL = frozenset(field.name for field in fields(AdditionalFigures))
-"""Fields that follow those of every region."""
-_ORDER = sorted((field.name for field in fields(RegionRecord)), key=_ADDITIONAL.__contains__)
+_BASES = (ReserveFigures, AdditionalFigures, BatchFigures)
+"""Their fields follow those of the record itself."""
+
+
+_PLACES = {field.name: place for place, base in enumerate(_BASES, 1) for field in fields(base)}
+_ORDER = sorted(
+    (field.name for field in fields(RegionRecord)), key=lambda name: _PLACES.get(name, 0)
+)
 _values_in_order = attrgetter(*_ORDER)
 HOLDINGS = tuple(field.name for field in fields(RegionRecord) if field.type == tuple[Holding, ...])
 """Fields of the record that list the storages whose bytes a figure counts."""
@@ -424,7 +283,7 @@ MEASURED = _rows(get_type_hints(RegionRecord, include_extras=True))
 DERIVED = _rows(
     {
         name: get_type_hints(member.fget, include_extras=True).get("return")
-        for base in (RegionRecord, AdditionalFigures)
+        for base in (RegionRecord, *_BASES)
         for name, member in vars(base).items()
         if isinstance(member, property)
     }

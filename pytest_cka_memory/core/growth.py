@@ -96,6 +96,11 @@ class Sample:
     outside_bytes: int | None = None
     """In use on the card at the boundary, but not in the allocator's reserve; None unless the
     region measures the driver."""
+    pools_bytes: int | None = None
+    """Reserved by private pools at the boundary; None unless the region measures them."""
+    process_bytes: int | None = None
+    """Of the process and its children at the boundary; None unless the region measures it, and at
+    boundaries of long loops that are not sampled."""
 
     @property
     def in_use_bytes(self) -> int:

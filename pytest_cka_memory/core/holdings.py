@@ -63,6 +63,9 @@ class Holding:
     """What allocated it if no tensor owned it, such as ``workspace``; known for the peak only."""
     kind: str | None = None
     """What it was for, one of :data:`.core.kinds.KINDS`; known for the peak only."""
+    keeps_bytes: int | None = None
+    """How much free memory lies beside them that the allocator cannot release while they are in
+    use; known for a reserve that is explained."""
     pinned: bool = False
     """Whether it is pinned memory of the host; False if no tensor was found that uses it."""
 

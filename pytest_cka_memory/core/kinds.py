@@ -21,6 +21,8 @@ TEMPORARIES = "temporaries"
 """Results that were freed again, and that no graph had kept."""
 WORKSPACES = "workspaces"
 """Memory that libraries keep until their workspaces are dropped."""
+IN_POOLS = "graph pools"
+"""Memory in private pools of CUDA graphs and ``MemPool`` that has no other kind."""
 OTHER = "other"
 """Everything else, such as results that the code has kept."""
 KINDS = (
@@ -31,6 +33,7 @@ KINDS = (
     ACTIVATIONS,
     TEMPORARIES,
     WORKSPACES,
+    IN_POOLS,
     OTHER,
 )
 

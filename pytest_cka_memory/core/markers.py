@@ -64,8 +64,8 @@ _ROWS = (
         "flat_per_batch",
         "flat_per_batch(tolerance_mb=0.0, warmup=1)",
         "live memory may grow at most `tolerance_mb` MB per batch after `warmup` batches; `of` "
-        "judges the reserve ('reserved') or the card's memory outside torch's allocator "
-        "('outside').",
+        "judges the reserve ('reserved'), the private pools of CUDA graphs and MemPool ('pools'), "
+        "or the card's memory outside torch's allocator ('outside').",
         f"{_LIMITS}:flat_per_batch",
     ),
     Marker(
@@ -101,6 +101,13 @@ _ROWS = (
         "the memory of the card outside torch's allocator may rise at most `limit` MB above that "
         "at entry.",
         f"{_LIMITS}:max_outside_mb",
+    ),
+    Marker(
+        "max_pools_mb",
+        "max_pools_mb(512)",
+        "what private pools of CUDA graphs and MemPool reserve may rise at most `limit` MB above "
+        "that at entry.",
+        f"{_LIMITS}:max_pools_mb",
     ),
     Marker(
         "fits",

@@ -21,6 +21,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.kinds import (
     ACTIVATIONS,
     GRADIENTS,
+    IN_POOLS,
     INPUTS,
     OPTIMISER,
     OTHER,
@@ -73,10 +74,16 @@ class Entry(NamedTuple):
     """Identity of the module that allocated it; 0 if unknown."""
 
 
-def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
+def group_by_site(
+    groups: Sequence[AllocationGroup], in_pools: Collection[int] = ()
+) -> tuple[Holding, ...]:
     """Merge `groups`, live or freed, by allocation site and kind, largest first.
 
     Everything that was allocated before the region comes last, by its kind alone.
+
+    Args:
+        groups: what was live at a peak.
+        in_pools: the addresses of the blocks that are in private pools now.
     """
     inside = [group for group in groups if not group.before_region]
     early = [group for group in groups if group.before_region]
@@ -88,7 +95,8 @@ def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
         else:
             older = [{} if group.older is None else group.older() for group in early]
             blocks = {group.address: group.bytes for group in inside if group.address}
-            kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
+            older_blocks = {key: size for known in older for key, size in known.items()}
+            kinds = KindsNow(older_blocks | blocks, in_pools)
             kind_of_each = [kinds.kind_of(group) for group in inside]
             hint = peak_advice(inside, kind_of_each)
             entries = [
@@ -166,12 +174,14 @@ class KindsNow:
     that has been freed by how it was allocated and freed.
     """
 
-    def __init__(self, blocks: Mapping[int, int]) -> None:
+    def __init__(self, blocks: Mapping[int, int], in_pools: Collection[int] = ()) -> None:
         """Look at all tensors, modules and optimizers.
 
         Args:
             blocks: the addresses of blocks that are live, and how many bytes each has.
+            in_pools: the addresses of those in private pools.
         """
+        self._in_pools = in_pools
         self.known: dict[int, str] = {}
         """Address of a tensor's data -> its kind."""
         self.saved: set[int] = set()
@@ -218,10 +228,12 @@ class KindsNow:
             return self.known[group.address]
         if group.context == Context.LOADER:
             return INPUTS
-        if group.context == Context.UNKNOWN and _is_created(group):
-            return INPUTS
         if group.address in self.saved:
             return ACTIVATIONS
+        if group.address in self._in_pools:
+            return IN_POOLS
+        if group.context == Context.UNKNOWN and _is_created(group):
+            return INPUTS
         return _OF_CONTEXT.get(group.context or Context.UNKNOWN, OTHER)
 
     def kinds_of_older(self, peak_bytes: int, blocks: Mapping[int, int]) -> Mapping[str, int]:
@@ -233,7 +245,8 @@ class KindsNow:
         """
         sizes: Counter[str] = Counter()
         for address, size in blocks.items():
-            kept = ACTIVATIONS if address in self.saved else OTHER
+            kept = IN_POOLS if address in self._in_pools else OTHER
+            kept = ACTIVATIONS if address in self.saved else kept
             sizes[self.known.get(address, kept)] += size
         sizes[OTHER] += peak_bytes - sum(blocks.values())
         return {kind: size for kind, size in sizes.most_common() if size}

@@ -93,6 +93,7 @@ def holdings(
     *,
     with_paths: bool = False,
     write: Write = to_stderr,
+    keeps: Callable[[Iterable[int]], int] | None = None,
 ) -> tuple[Holding, ...]:
     """Group live `allocations` by allocation site and holder, largest group first.
 
@@ -103,6 +104,8 @@ def holdings(
         error: an exception; the frames of its traceback have ended, but the user knows their names.
         with_paths: whether to describe every reference on the paths to the largest of each group.
         write: shows a line to the user if there are so many that it takes long.
+        keeps: returns how much free memory storages at these addresses keep from being released;
+            then the groups are in the order of that.
 
     Example:
         ``holdings(meter.allocations_since(mark), {"model": model})`` has for a list that a loop
@@ -117,7 +120,8 @@ def holdings(
         with torch_private.no_torch_function(), expressions.remembering_places():
             roots = partial(_roots, named_values, error)
             progress = Progress(len(live), write)
-            return _Description(live, roots, boundaries, progress, with_paths).holdings()
+            description = _Description(live, roots, boundaries, progress, with_paths, keeps)
+            return description.holdings()
     finally:
         references.has_packed_parameters.cache_clear()
         if was_enabled:
@@ -156,9 +160,10 @@ class _Description:
         boundaries: Sequence[int],
         progress: Progress,
         with_paths: bool,
+        keeps: Callable[[Iterable[int]], int] | None,
     ) -> None:
         self._live, self._boundaries, self._with_paths = live, boundaries, with_paths
-        self._roots, self._progress = roots, progress
+        self._roots, self._progress, self._keeps = roots, progress, keeps
         self._named, self._unnamed = _search(live, roots, progress.step)
         self._proofs = Proofs(self._named, self._unnamed)
         self._sites: dict[int, tuple[tuple[object, ...], int]] = {}
@@ -172,7 +177,7 @@ class _Description:
             self._described(group, pinned, owner, modules)
             for (*_, pinned), (group, owner) in groups.items()
         ]
-        return tuple(sorted(described, key=lambda holding: -holding.bytes))
+        return tuple(sorted(described, key=lambda it: (-(it.keeps_bytes or 0), -it.bytes)))
 
     def _groups(self) -> dict[tuple[object, ...], tuple[_Group, owners.Owner | None]]:
         """Return the groups by site, pattern and whether they are pinned, with their owners."""
@@ -246,6 +251,7 @@ class _Description:
             bytes_per_batch=bytes_per_batch,
             module=tensors.largest_modules(sizes, modules),
             pinned=bool(pinned),
+            keeps_bytes=self._keeps(each.key for each in members) if self._keeps else None,
         )
         if last is None:
             return replace(holding, hint=hints.hint_for(largest, None))

@@ -38,6 +38,7 @@ __all__ = [
     "max_level_mb",
     "max_outside_mb",
     "max_peak_mb",
+    "max_pools_mb",
     "max_process_mb",
     "max_reserved_mb",
     "max_retained_mb",
@@ -152,6 +153,12 @@ max_outside_mb = _maximum(
     "the rise of the card's memory outside torch's allocator",
 )
 
+max_pools_mb = _maximum(
+    "max_pools_mb",
+    "pools_increase_bytes",
+    "the rise of what private pools of CUDA graphs and ``MemPool`` reserve",
+)
+
 
 def zero_retention() -> Maximum:
     """Return a limit of 0 bytes on what was allocated in the region and is live at its end."""
@@ -171,8 +178,9 @@ def flat_per_batch(
     Args:
         tolerance_mb: growth that is allowed, in MB (2**20 bytes), or a text such as ``'4 KiB'``.
         warmup: batches at the start that are not judged.
-        of: ``"allocated"``, what is in use; ``"reserved"``, the allocator's reserve; or
-            ``"outside"``, the card's memory outside torch's allocator.
+        of: ``"allocated"``, what is in use; ``"reserved"``, the allocator's reserve; ``"pools"``,
+            what private pools reserve; or ``"outside"``, the card's memory outside torch's
+            allocator.
 
     Raises:
         SizeError: if `tolerance_mb` is not a valid size.

@@ -41,11 +41,19 @@ def _parts_outside(record: RegionRecord) -> str:
     )
 
 
+def _parts_of_pools(record: RegionRecord) -> str:
+    in_use, reserved = record.pools_bytes or 0, record.pools_reserved_bytes or 0
+    return (
+        f"; of {format_with_unit(reserved)} reserved, at most {format_with_unit(in_use)} was in use"
+    )
+
+
 _PARTS: Mapping[str, Callable[[RegionRecord], str]] = {
     "peak_bytes": _parts_of_level,
     "cycle_bytes": lambda record: "; it stays allocated until the garbage collector runs",
     "process_increase_bytes": whose,
     "outside_increase_bytes": _parts_outside,
+    "pools_increase_bytes": _parts_of_pools,
 }
 """Figure -> what it consists of, as the end of a message about it."""
 
@@ -97,6 +105,7 @@ class Level(NamedTuple):
 LEVELS = {
     "allocated": Level("growth_bytes_per_batch", IN_USE, ""),
     "reserved": Level("reserved_growth_bytes_per_batch", "reserved_bytes", "the reserve "),
+    "pools": Level("pools_growth_bytes_per_batch", "pools_bytes", "the reserve of private pools "),
     "outside": Level(
         "outside_growth_bytes_per_batch",
         "outside_bytes",

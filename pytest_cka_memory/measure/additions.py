@@ -1,10 +1,10 @@
 """What a region measures in addition to its device's memory, if it is asked for."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
-from pytest_cka_memory.core.figure_rows import ADDITIONS, CYCLES, DRIVER, PROCESS, TIMELINE
+from pytest_cka_memory.core.figure_rows import ADDITIONS, CYCLES, DRIVER, POOLS, PROCESS, TIMELINE
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.meters.base import Meter, Peaks
 
@@ -16,6 +16,7 @@ _CLASSES = {
     CYCLES: ("pytest_cka_memory.measure.cycles", "Cycles"),
     PROCESS: ("pytest_cka_memory.measure.system", "ProcessMemory"),
     DRIVER: ("pytest_cka_memory.measure.system", "DriverMemory"),
+    POOLS: ("pytest_cka_memory.measure.system", "PoolMemory"),
     TIMELINE: ("pytest_cka_memory.measure.memory_timeline", "Timeline"),
 }
 """Name of an addition -> module and name of the subclass of :class:`Addition` that measures it."""
@@ -45,9 +46,9 @@ class Addition:
     def close(self) -> None:
         """Stop measuring; called once, also after an exception."""
 
-    def outside(self) -> Sequence[int | None] | None:
-        """Return the bytes outside the allocator at each batch boundary; None if not measured."""
-        return None
+    def levels(self) -> tuple[str, Mapping[int, int | None]]:
+        """Return an attribute of samples, and its value by the number of the batch."""
+        return "", {}
 
     def fields(self) -> dict[str, Any]:
         """Return fields of the region's record, after cleaning."""

@@ -120,6 +120,11 @@ class BatchSamples:
             for number, boundary in enumerate(self._boundaries, 1)
         )
 
+    @property
+    def reserved_bytes(self) -> int | None:
+        """What the allocator held at the last boundary; None if the device has no reserve."""
+        return self._boundaries[-1].reserved_bytes if self._boundaries else None
+
     def add(self, size: int | None) -> Reading | None:
         """Take a sample after a batch of `size` items.
 

@@ -5,11 +5,12 @@ Garbage in reference cycles is counted without collecting it (`Census`) and desc
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage, Peaks
@@ -31,6 +32,32 @@ _PER_FOLLOWED = 300
 _MOST_GROUPS = 1_000
 """If more groups of objects are garbage, each block is taken for a group: to tell which of them
 belong together would take longer than the loop."""
+
+
+class Explainer(Protocol):
+    """Decides which figures of a region are explained while its objects still exist."""
+
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
+        """Return the figures of `record` whose bytes are to be traced to allocation and holder.
+
+        With ``GROWTH_ON_HOST``, also what several batches have left on the host.
+        """
+
+    def named_values(self) -> Mapping[str, Any]:
+        """Return values that the user knows by name, such as a test's fixtures."""
+
+    @property
+    def draws_paths(self) -> bool:
+        """Whether the references that lead to what is retained are described one by one."""
+
+
+@runtime_checkable
+class Notifier(Protocol):
+    """Shows a line to the user, as an explainer may do."""
+
+    def notify(self, line: str) -> None:
+        """Show one line at once."""
+
 
 Look = Callable[[list[Any], Collection[int]], None]
 

@@ -47,6 +47,8 @@ class FigureAttributes:
     reserved_growth_mb_per_batch: float | None
     outside_growth_bytes_per_batch: float | None
     outside_growth_mb_per_batch: float | None
+    pools_growth_bytes_per_batch: float | None
+    pools_growth_mb_per_batch: float | None
     completed: bool
     garbage_left: bool
     garbage_freed: bool
@@ -72,6 +74,14 @@ class FigureAttributes:
     outside_start_mb: float | None
     outside_peak_bytes: int | None
     outside_peak_mb: float | None
+    pools_start_bytes: int | None
+    pools_start_mb: float | None
+    pools_bytes: int | None
+    pools_mb: float | None
+    pools_reserved_bytes: int | None
+    pools_reserved_mb: float | None
+    pools_increase_bytes: int | None
+    pools_increase_mb: float | None
     outside_increase_bytes: int | None
     outside_increase_mb: float | None
     process_growth_bytes_per_batch: float | None

@@ -1,5 +1,6 @@
 """Measure regions of code: in a test through the ``cka_memory`` fixture, anywhere else directly."""
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -9,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.measure.evidence import Explainer
 from pytest_cka_memory.measure.observers import note_end
-from pytest_cka_memory.measure.region import Explainer, Region
+from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import RegionContext
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.base import Meter
@@ -390,7 +392,9 @@ class MemoryProbe:
             completed = True
         finally:
             if region in self._open_regions:  # otherwise end_open has ended it
-                self._end(region, completed, first_run_retained_bytes, record=record)
+                error = None if completed else sys.exc_info()[1]
+                self._end(region, completed, first_run_retained_bytes, record=record, error=error)
+                del error  # its traceback references this frame
 
     def _end(
         self,
@@ -399,9 +403,10 @@ class MemoryProbe:
         first_run_retained_bytes: int | None = None,
         *,
         record: bool = True,
+        error: BaseException | None = None,
     ) -> None:
         self._open_regions.remove(region)
-        region._close(completed, first_run_retained_bytes)
+        region._close(completed, first_run_retained_bytes, error)
         if record:
             self.records.append(region.record)
             if self._explainer is None:

@@ -1,12 +1,12 @@
 """The user's handle to a region: while it is open, and to its figures afterwards."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
 from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
@@ -14,10 +14,17 @@ from pytest_cka_memory.core.growth import GROWTH_ON_HOST, Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.batches import BatchSamples
-from pytest_cka_memory.measure.evidence import FoundGarbage, GrowthEvidence, census_of
+from pytest_cka_memory.measure.evidence import (
+    Explainer,
+    FoundGarbage,
+    GrowthEvidence,
+    Notifier,
+    census_of,
+)
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
+from pytest_cka_memory.measure.reserve import ReserveEvidence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,31 +33,6 @@ if TYPE_CHECKING:
 
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
 """Name of a figure in MB -> its name in bytes."""
-
-
-class Explainer(Protocol):
-    """Decides which figures of a region are explained while its objects still exist."""
-
-    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
-        """Return the figures of `record` whose bytes are to be traced to allocation and holder.
-
-        With ``GROWTH_ON_HOST``, also what several batches have left on the host.
-        """
-
-    def named_values(self) -> Mapping[str, Any]:
-        """Return values that the user knows by name, such as a test's fixtures."""
-
-    @property
-    def draws_paths(self) -> bool:
-        """Whether the references that lead to what is retained are described one by one."""
-
-
-@runtime_checkable
-class Notifier(Protocol):
-    """Shows a line to the user, as an explainer may do."""
-
-    def notify(self, line: str) -> None:
-        """Show one line at once."""
 
 
 class Region(FigureAttributes):
@@ -92,6 +74,7 @@ class Region(FigureAttributes):
         )
         """Returns what was allocated in the region and is live."""
         self._growth = GrowthEvidence(self._allocations)
+        self._reserve = ReserveEvidence(meter, self._allocations)
         self._additions: Sequence[Addition] = ()
         if also:  # most regions ask for none, so these are not imported with this module
             from pytest_cka_memory.measure import additions
@@ -108,10 +91,10 @@ class Region(FigureAttributes):
         """One sample per batch boundary so far."""
         timeline = self._samples.timeline()
         for addition in self._additions:
-            outside = addition.outside()
-            if outside is not None:
-                pairs = zip(timeline, outside, strict=False)  # a boundary may just be sampled
-                timeline = tuple(replace(it, outside_bytes=level) for it, level in pairs)
+            name, levels = addition.levels()
+            if levels:  # not of each boundary: one may just be sampled
+                values: Iterable[dict[str, Any]] = ({name: levels.get(it.batch)} for it in timeline)
+                timeline = tuple(map(_with, timeline, values))
         return timeline
 
     @property
@@ -231,6 +214,15 @@ class Region(FigureAttributes):
             if "growth_bytes_per_batch" in self._figures_to_explain(so_far):
                 growth = so_far.growth_bytes_per_batch or 0.0
                 self._growth.look(self._live_holdings, ended, growth)
+        if self._reserve.is_due(self._samples.reserved_bytes):
+            self._look_at_reserve(f"after batch {ended}")
+
+    def _look_at_reserve(self, moment: str) -> None:
+        if self._explainer is None:
+            return
+        end = self._open_region.peaks.read()
+        so_far = record_at(self.label, self._open_region.start, end, self.timeline)
+        self._reserve.look(self._figures_to_explain(so_far), moment, self._holdings)
 
     def _live_holdings(self) -> tuple[Holding, ...]:
         return self._holdings(self._allocations())
@@ -239,7 +231,12 @@ class Region(FigureAttributes):
         if self._record is None:
             self._samples.loop_ended()
 
-    def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
+    def _close(
+        self,
+        completed: bool,
+        first_run_retained_bytes: int | None = None,
+        error: BaseException | None = None,
+    ) -> None:
         self._samples.finish()  # first: cleaning frees what its last census counts
         self._before_reading()
         thorough = self._is_thorough()
@@ -261,15 +258,18 @@ class Region(FigureAttributes):
             if added:
                 record = replace(record, **added)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
+            self._reserve.note_end(closed.survivors)
             self._record = record if completed else replace(record, completed=False)
             if not completed:
+                if self._reserve.look_at_refusal(error, self._holdings, self._open_region.peaks):
+                    self._record = replace(self._record, **self._reserve.fields)
                 return
             try:
                 self._steps.check_used()
                 # A region that is only reported needs no explanation, and reading takes a while.
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
-                self._record = self._with_explanations(record)
+                self._record = self._explained(record, self._figures_to_explain(record))
             except BaseException:  # an interrupt too: its figures are not to be taken for whole
                 self._record = replace(record, completed=False)
                 raise
@@ -287,13 +287,13 @@ class Region(FigureAttributes):
     def _finish_additions(self, completed: bool, live_bytes: int) -> None:
         if live_bytes:
             self._describe_garbage_at_peak()
+        region = self._open_region
+        if completed and self._reserve.has_risen(region.start.reserved_bytes, region.peaks):
+            self._look_at_reserve("at the end")
         for addition in self._additions if completed else ():
             addition.finish()
         for addition in self._additions:
             addition.close()
-
-    def _with_explanations(self, record: RegionRecord) -> RegionRecord:
-        return self._explained(record, self._figures_to_explain(record))
 
     def _explained(
         self,
@@ -317,12 +317,17 @@ class Region(FigureAttributes):
             growth = record.growth_bytes_per_batch or 0.0
             grown = self._growth.at_end(holdings, len(self._samples.serials), growth)
             record = replace(record, grown=grown)
+        if self._reserve.concerns(figures):
+            if not self._reserve.fields:
+                self._reserve.look(figures, "after cleaning", partial(self._holdings, error=error))
+            record = replace(record, **self._reserve.fields)
         if "at_peak" in explained_by:
             from pytest_cka_memory.holders import groups
 
-            at_peak = groups.group_by_site(self._live_at_peak)
+            meter = self._stack.meter
+            at_peak = groups.group_by_site(self._live_at_peak, meter.addresses_in_pools())
             if "reserved_increase_bytes" in figures:
-                at_peak += tuple(self._stack.meter.reserved_by_graphs())
+                at_peak += tuple(meter.reserved_by_graphs())
             record = replace(record, at_peak=at_peak)
         if record.host_retained_bytes and self._explains_host(figures):
             host_retained = self._holdings(self._host_survivors, error)
@@ -330,7 +335,7 @@ class Region(FigureAttributes):
         return record
 
     def _explains_host(self, figures: Collection[str]) -> bool:
-        """Return whether to search for what holds tensors on the host, which takes a while."""
+        """Whether to search for what holds tensors on the host, which takes a while."""
         if set(figures) - {GROWTH_ON_HOST}:
             return True
         serials = (allocation.serial for allocation in self._host_survivors)
@@ -363,7 +368,10 @@ class Region(FigureAttributes):
         return () if self._explainer is None else self._explainer.figures_to_explain(record)
 
     def _holdings(
-        self, allocations: Iterable[Allocation], error: BaseException | None = None
+        self,
+        allocations: Iterable[Allocation],
+        error: BaseException | None = None,
+        keeps: Callable[[Iterable[int]], int] | None = None,
     ) -> tuple[Holding, ...]:
         named_values = {} if self._explainer is None else self._explainer.named_values()
         from pytest_cka_memory.holders import survivors
@@ -377,6 +385,7 @@ class Region(FigureAttributes):
             error,
             with_paths=self._explainer is not None and self._explainer.draws_paths,
             write=write,
+            keeps=keeps,
         )
 
     def plot(self, ax: "Axes | None" = None, *, limit_mb: object = None) -> "Axes":
@@ -420,6 +429,10 @@ class Region(FigureAttributes):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *READABLE, *_IN_MB})
+
+
+def _with(sample: Sample, values: dict[str, Any]) -> Sample:
+    return replace(sample, **values)
 
 
 def _look(

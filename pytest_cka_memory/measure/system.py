@@ -1,10 +1,11 @@
 """Memory as the system counts it: of the process and its children, and of a card by its driver."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, steady_growth
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.process import ProcessReading, ProcessTree
@@ -81,6 +82,9 @@ class ProcessMemory(Addition):
             self._timeline = _every_second(self._timeline)
             for seen in self._seen.values():
                 seen.samples = _every_second(seen.samples)
+
+    def levels(self) -> tuple[str, Mapping[int, int | None]]:
+        return "process_bytes", {sample.batch: sample.bytes for sample in self._timeline}
 
     def finish(self) -> None:
         self._end_bytes = self._read()
@@ -183,8 +187,8 @@ class DriverMemory(Addition):
     def finish(self) -> None:
         self._note()
 
-    def outside(self) -> Sequence[int | None] | None:
-        return self._outside
+    def levels(self) -> tuple[str, Mapping[int, int | None]]:
+        return "outside_bytes", dict(enumerate(self._outside, 1))
 
     def _note(self) -> int | None:
         """Read the driver and keep the highest levels; return what is outside."""
@@ -212,3 +216,51 @@ class DriverMemory(Addition):
             return None
         used_bytes = driver.used_bytes
         return used_bytes, used_bytes - (self._peaks.read().reserved_bytes or 0)
+
+
+class PoolMemory(Addition):
+    """Reads private pools at the start, ends of captures, batch boundaries and at the end."""
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._meter = meter
+        self._highest_bytes = self._in_use_bytes = -1
+        self._owners: tuple[Holding, ...] = ()
+        self._at_boundaries: list[int | None] = []
+        self._start_bytes = self._note()
+        self._end_listening = meter.after_captures(self._note)
+
+    def boundary(self) -> None:
+        self._at_boundaries.append(self._note())
+
+    def finish(self) -> None:
+        self._note()
+
+    def close(self) -> None:
+        self._end_listening()
+
+    def levels(self) -> tuple[str, Mapping[int, int | None]]:
+        return "pools_bytes", dict(enumerate(self._at_boundaries, 1))
+
+    def _note(self) -> int | None:
+        """Read the pools and keep the highest; return what they have reserved."""
+        state = self._meter.reserve()
+        if state is None:
+            return None
+        pools = [part for part in state.parts if part.pool]
+        in_use_bytes = sum(part.in_use_bytes + part.rounding_bytes for part in pools)
+        self._in_use_bytes = max(self._in_use_bytes, in_use_bytes)
+        reserved_bytes = sum(part.reserved_bytes for part in pools)
+        if reserved_bytes > self._highest_bytes:
+            self._highest_bytes = reserved_bytes
+            self._owners = tuple(self._meter.reserved_by_graphs())
+        return reserved_bytes
+
+    def fields(self) -> dict[str, Any]:
+        if self._start_bytes is None:
+            return {}
+        return {
+            "pools_start_bytes": self._start_bytes,
+            "pools_bytes": self._in_use_bytes,
+            "pools_reserved_bytes": self._highest_bytes,
+            "pools": self._owners,
+        }

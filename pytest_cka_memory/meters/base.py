@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.memory_timeline import Recording
+from pytest_cka_memory.core.reserve import ReserveState
+from pytest_cka_memory.core.reserve_figures import Refusal
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,17 @@ class DriverReading:
     def used_bytes(self) -> int:
         """What any process uses, and what the driver itself needs."""
         return self.total_bytes - self.free_bytes
+
+
+@dataclass(frozen=True)
+class RefusedAllocation:
+    """The last allocation that a device had no memory for."""
+
+    number: int
+    """How many there have been, with this one."""
+    refusal: Refusal
+    reserve: ReserveState
+    """What was reserved then."""
 
 
 @dataclass(frozen=True)
@@ -330,6 +343,26 @@ class Meter(AllocationCounts):
     def reserved_by_graphs(self) -> Sequence[Holding]:
         """Return what pools of CUDA graphs have reserved, by the graph that holds it."""
         return ()
+
+    def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
+        """Call `call` after each capture of a graph; return a function that ends this."""
+        return lambda: None
+
+    def reserve(self) -> ReserveState | None:
+        """Return what the reserve consists of; None if the device has no snapshot of it."""
+        return None
+
+    def addresses_in_pools(self) -> Collection[int]:
+        """Return the addresses of live blocks in private pools."""
+        return ()
+
+    def allocations_at(self, addresses: Collection[int]) -> Sequence[Allocation]:
+        """Return the live allocations at these addresses, also older ones than any region."""
+        return []
+
+    def refused(self) -> RefusedAllocation | None:
+        """Return the last allocation for which the device had no memory; None if unknown."""
+        return None
 
     def driver(self) -> DriverReading | None:
         """Return what the driver of the device counts; None if the device has no driver."""

@@ -8,6 +8,7 @@ use one. They exist from torch 2.9 to 2.15 but may be removed without notice:
 - those of CUDA are looked up when a meter is created, because only some builds have them.
 """
 
+import ctypes
 import pkgutil
 import sys
 import weakref
@@ -378,6 +379,46 @@ def workspace_dropper(device_type: str) -> Callable[[], None] | None:
 def device_stats() -> Callable[[int], Mapping[str, Any]] | None:
     """Return a function that reads a device's counters, nested; None if there is none."""
     return getattr(torch._C, "_accelerator_getDeviceStats", None)
+
+
+_SNAPSHOT = "_cuda_memorySnapshot"
+_NO_SUCH_POOL = (255, 255)
+"""Of the two numbers of a pool, one is always 0."""
+
+
+def allocator_settings(device_type: str) -> Mapping[str, Any]:
+    """Return the allocator's settings as its snapshots have them; empty if they are not known."""
+    snapshot = getattr(torch._C, _SNAPSHOT, None) if device_type == "cuda" else None
+    if snapshot is None:
+        return {}
+    for arguments in ((*_NO_SUCH_POOL, False), _NO_SUCH_POOL):  # torch 2.9 takes two numbers
+        for argument in arguments:
+            # torch 2.14 gives back a reference to each that it was not given.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(argument))
+        try:  # a pool without segments takes microseconds
+            return dict(snapshot(arguments).get("allocator_settings", {}))
+        except (RuntimeError, TypeError):
+            continue
+    return {}  # backend:cudaMallocAsync
+
+
+def observe_out_of_memory(device_type: str, call: Callable[[int, int, int, int], None]) -> bool:
+    """Call `call` whenever the allocator is about to raise an error because memory is missing.
+
+    It gets the index of the device, and in bytes what was requested, the memory of the device and
+    what of it is free. It cannot be removed again.
+
+    Returns:
+        False if this torch version or the allocator's backend has no such function.
+    """
+    attach = getattr(torch._C, f"_{device_type}_attach_out_of_memory_observer", None)
+    if attach is None:
+        return False
+    try:
+        attach(call)
+    except RuntimeError:  # backend:cudaMallocAsync
+        return False
+    return True
 
 
 class HistoryFunctions(NamedTuple):

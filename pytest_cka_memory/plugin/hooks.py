@@ -176,7 +176,7 @@ def pytest_runtest_makereport(
         shared_regions.note_failure_in_scopes(item)
     measurement = item.stash.get(_measuring(item.config).measurement_key, None)
     if measurement is not None and call.when == "call":
-        measurement.add_compared_figures(report)
+        measurement.add_explanations(report)
         _name_repairs(item, call, report)
     if measurement is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller together with the report,

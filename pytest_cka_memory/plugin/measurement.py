@@ -287,18 +287,23 @@ class ItemMeasurement:
             payload["relations"] = relations
         return payload
 
-    def add_compared_figures(self, report: pytest.TestReport) -> None:
-        """Add to the text of a failed test what explains the figures that it has compared."""
+    def add_explanations(self, report: pytest.TestReport) -> None:
+        """Add to the text of a failed test what explains the figures that it has compared, or what
+        the device had in use when it ran out of memory.
+        """
         compared = self.call.compared
-        if not compared:
+        refused = [record for record in self.probe.records if record.refusal is not None]
+        add_section = getattr(report.longrepr, "addsection", None)
+        if not (compared or refused) or add_section is None:
             return
         self.call = replace(self.call, compared=())
-        add_section = getattr(report.longrepr, "addsection", None)
-        if add_section is not None:
-            from pytest_cka_memory.reports import failure
+        from pytest_cka_memory.reports import failure
 
-            width = failure_width(self._item.config)
-            lines = failure.compared(compared, self.probe.meter.facts(), width)
+        facts, width = self.probe.meter.facts(), failure_width(self._item.config)
+        lines = [*failure.compared(compared, facts, width)]
+        if refused and report.when == "call":  # the innermost region ends first
+            lines += failure.out_of_memory(refused[0], facts, width)
+        if lines:
             add_section("cka-memory", "\n".join(lines))
 
     def _is_whole_test_judged(self) -> bool:

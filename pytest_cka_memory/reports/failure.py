@@ -15,7 +15,7 @@ from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.limits import process
-from pytest_cka_memory.reports import repairing
+from pytest_cka_memory.reports import repairing, reserve
 from pytest_cka_memory.reports.escapes import shorten
 from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
 from pytest_cka_memory.reports.tables import provenance_of, sparkline
@@ -122,6 +122,27 @@ def compared(
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
 
 
+def out_of_memory(
+    record: RegionRecord, facts: Mapping[str, Any], width: int = WIDTH
+) -> Iterator[str]:
+    """Yield lines about a region that ended because its device ran out of memory.
+
+    Args:
+        record: the region.
+        facts: as for :func:`render`.
+        width: characters of a line.
+    """
+    if record.refusal is None:
+        return
+    verdict = reserve.verdict(record.refusal, record.reserve)
+    yield from wrapped(f"out of memory: {verdict}", width, hanging="")
+    yield from _place(record, facts, width)
+    yield from reserve.explanation(record, width)
+    if not reserve.would_fit(record.refusal, record.reserve):
+        in_use = Breach("", 0, record.peak_bytes, "", "peak_bytes")
+        yield from _group_lines(in_use, record, width, ())
+
+
 def _difference_lines(figure: str, records: Sequence[RegionRecord], width: int) -> Iterator[str]:
     """Yield lines about the regions whose `figure` a failed assertion has compared.
 
@@ -205,6 +226,9 @@ def explanation(
     if figure is not None and figure.measured_by == DRIVER:
         yield from wrapped(f"what to do: {figure.advice}", width, "  ")
         return
+    if is_reserve_the_cause(breach, record):
+        yield from reserve.explanation(record, width)
+        return
     yield from _growth_line(breach, record, width)
     if record.garbage and sentences.part_of_message(record, breach.figure):
         yield "  garbage in reference cycles:"
@@ -219,6 +243,25 @@ def explanation(
         yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
             yield from holding_lines(holding, width)
+
+
+def is_reserve_the_cause(breach: Breach, record: RegionRecord) -> bool:
+    """Whether a reserve is too large because of what is not in use, and it is known what it is."""
+    figure = FIGURES.get(breach.figure)
+    is_reserve = figure is not None and figure.name.startswith("reserved")
+    return is_reserve and bool(record.reserve) and not _is_peak_the_cause(breach, record)
+
+
+def _is_peak_the_cause(breach: Breach, record: RegionRecord) -> bool:
+    """Whether a reserve would break its limit without what is not in use, and keep it without what
+    is: then the peak of what is in use is the cause.
+    """
+    figure = FIGURES.get(breach.figure)
+    if figure is None or not figure.includes or breach.measured_bytes is None:
+        return False
+    part_bytes = getattr(record, figure.includes)
+    rest_bytes = breach.measured_bytes - part_bytes
+    return bool(part_bytes > breach.allowed_bytes >= rest_bytes)
 
 
 def _growth_line(breach: Breach, record: RegionRecord, width: int) -> Iterator[str]:
@@ -294,17 +337,12 @@ def _site_of(holding: Holding) -> tuple[object, ...]:
 
 
 def _advice(breach: Breach, record: RegionRecord) -> str:
-    """Return general advice on a figure: on the one that it includes, if that is the cause.
-
-    That is so if the rest of it alone would have kept the limit.
-    """
+    """Return general advice on a figure: on the one that it includes, if that is the cause."""
     figure = FIGURES.get(breach.figure)
-    if figure is None or not figure.includes or breach.measured_bytes is None:
+    if figure is None or not _is_peak_the_cause(breach, record):
         return "" if figure is None else figure.advice_for(record)
     cause = FIGURES[figure.includes]
     part_bytes = getattr(record, cause.name)
-    if breach.measured_bytes - part_bytes > breach.allowed_bytes:
-        return figure.advice_for(record)
     kept_bytes = min(record.retained_bytes, part_bytes)
     kept = f", of which {format_with_unit(kept_bytes)} are retained" if kept_bytes else ""
     main = FIGURES["retained_bytes"] if 2 * kept_bytes > part_bytes else cause

@@ -3,12 +3,20 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.reserve import reserve_advice
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
-from pytest_cka_memory.reports.failure import explanation, holdings_of, is_explained, is_traced
+from pytest_cka_memory.reports.failure import (
+    explanation,
+    holdings_of,
+    is_explained,
+    is_reserve_the_cause,
+    is_traced,
+)
 from pytest_cka_memory.reports.tables import VERDICTS
 from pytest_cka_memory.reports.terminal import extremes, why_incomplete
 from pytest_cka_memory.units import counted, format_with_unit
@@ -152,6 +160,9 @@ class Cause(NamedTuple):
             parts.append(("in", self.holding.module))
         if self.holding.code:
             parts.append(("by", self.holding.code))
+        if self.holding.keeps_bytes:
+            kept = format_with_unit(self.holding.keeps_bytes)
+            parts.append((f"keeps {kept} free memory beside it from being released", ""))
         return parts
 
     @property
@@ -191,6 +202,10 @@ class ProblemGroup(NamedTuple):
 def first_cause(result: Result) -> Cause | None:
     """Return the largest group that the region allocated, of the first limit that has one."""
     for breach in result.breaches:
+        if is_reserve_the_cause(breach, result.record):
+            advice = reserve_advice(result.record.reserve)
+            kept_by = result.record.reserve_kept_by[:1]
+            return Cause(replace(kept_by[0], hint=advice), True) if kept_by else None
         for holding in holdings_of(breach, result.record):
             if not holding.before_region:
                 return Cause(holding, is_traced(breach))

@@ -539,9 +539,9 @@ def memory_of_a_graph(cka_memory):
 
 
 @advice(
-    "a pool keeps what it has reserved until its last graph is deleted: delete the graph, capture "
-    "graphs that never run at once into one pool, or call torch.compiler.reset() if torch.compile "
-    "has captured it",
+    "a private pool keeps what it has reserved until its last graph, or the MemPool, is deleted: "
+    "delete it, capture graphs that never run at once into one pool, or call "
+    "torch.compiler.reset() if torch.compile has captured them",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(30),
 )

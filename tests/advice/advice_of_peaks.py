@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from advice_table import CARD, CPU, KEEP, LINUX, NATIVE, advice, follows
+from advice_table import CPU, KEEP, LINUX, NATIVE, advice, follows
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -87,19 +87,6 @@ def smaller_data(cka_memory):
     with cka_memory.measure():
         torch.ones(MB, dtype=torch.uint8, device=cka_memory.device)
     del before
-
-
-@advice(
-    "the allocator reserved more than was in use at once: --cka-memory-snapshots=DIR writes its "
-    "segments, which https://docs.pytorch.org/memory_viz draws",
-    devices=(CARD,),
-    limit=pytest.mark.max_reserved_mb(10),
-    is_command=True,
-)
-def reserve(cka_memory):
-    torch.cuda.empty_cache()
-    with cka_memory.measure():
-        torch.ones(2 * MB, dtype=torch.uint8, device="cuda")
 
 
 class Node:

@@ -9,6 +9,7 @@ import advice_of_graphs
 import advice_of_holders
 import advice_of_owners
 import advice_of_peaks
+import advice_of_reserves
 from advice_table import CARD, COMMANDS, CPU, ELSEWHERE, ROWS, Program, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "advice.md"
@@ -17,6 +18,7 @@ SECTIONS = {
     "Autograd graphs and loops through C++": advice_of_graphs,
     "C++ code, compilers and libraries": advice_of_owners,
     "Peaks, garbage, processes": advice_of_peaks,
+    "The allocator's reserve": advice_of_reserves,
 }
 START = """# Every hint, and the code that follows it
 

@@ -52,11 +52,6 @@ ELSEWHERE = {
         "frames and their variables alive: run without it (-p no:NAME for a plugin of pytest), "
         "and report it to its authors"
     ),
-    "test_reserve_stops_growing_as_advised": (
-        "the allocator finds no free block that is large enough and takes new segments: with "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True, and without max_split_size_mb, it joins what "
-        "is free"
-    ),
 }
 """Tests of hints that no program of this table can follow -> the hint."""
 COMMANDS = {
@@ -64,6 +59,12 @@ COMMANDS = {
     "torch._C._cuda_clearCublasWorkspaces() frees it": "torch 2.15 keeps none",
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card": "the emulated device has no other processes",
+    "the allocator reserved more than was in use at once, and this device has no snapshot that "
+    "says why: free blocks may be too small for what was requested": "each device here has one",
+    "blocks that were used on another stream (record_stream) wait for it: synchronize before they "
+    "are needed again, or allocate them on the stream that uses them": (
+        "the emulated device finishes all work at once"
+    ),
     "the workers grow, and this system does not count what they copy: with num_workers=0 the test "
     "measures the same code in this process, which grows only if the data set keeps something": (
         "Linux counts it"

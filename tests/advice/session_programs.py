@@ -10,10 +10,14 @@ import advice_of_graphs
 import advice_of_holders
 import advice_of_owners
 import advice_of_peaks
+import advice_of_reserves
 import pytest
 from advice_table import CLEANUP, KEEP, ROWS
 
-TABLES = advice_of_graphs, advice_of_holders, advice_of_owners, advice_of_peaks
+TABLES = (
+    *(advice_of_graphs, advice_of_holders, advice_of_owners, advice_of_peaks),
+    advice_of_reserves,
+)
 
 
 def parameters(device):

@@ -23,6 +23,7 @@ from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 MODULES = {
+    "core.reserve": set(),
     "holders.chains": set(),
     "holders.cycles": {"_PLAIN"},
     "holders.groups": set(),

@@ -4,7 +4,7 @@ import pytest
 
 from emulated_cuda import running
 from emulated_cuda.cards import CARDS
-from emulated_cuda.loading.records import DeviceUse, ProcessUse
+from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
 
 MB = 2**20
 
@@ -31,3 +31,52 @@ def test_reserve_that_nobody_uses_is_warned_of(
     assert [warning.startswith("warning: on cuda:1 more than twice") for warning in warnings] == (
         [True] * is_warned
     )
+
+
+@pytest.mark.parametrize(
+    ("free_mb", "largest_mb", "in_pools_mb", "cause"),
+    [
+        (900, 16, 0, "900.0 MB free in blocks of at most 16.0 MB: fragmentation. python -m "),
+        (100, 16, 800, "800.0 MB free in private pools of CUDA graphs and MemPool"),
+        (100, 16, 50, "150.0 MB free: at least 650.0 MB too little"),
+    ],
+)
+def test_refused_allocation_is_explained(
+    free_mb: int, largest_mb: int, in_pools_mb: int, cause: str
+) -> None:
+    """Of 1,000 MB that were requested, the card had 200 left."""
+    sizes = (1000, 200, 5000, free_mb, largest_mb, in_pools_mb)
+    refusal = Refusal(*(size * MB for size in sizes))
+    device = DeviceUse(0, 6000 * MB, 800 * MB, 5000 * MB, ran_out=True, refusal=refusal)
+    card = CARDS["t4"]
+    process = ProcessUse(1, "train.py", None, card, card.total_bytes, True, (device,))
+    _, why = running.lines([process])
+    assert why.startswith(
+        "on cuda:0, 1,000.0 MB were refused when 200.0 MB of the card were left: 5,000.0 MB of the "
+        f"reserve were in use, {cause}"
+    )
+
+
+FRAGMENTED = """
+import torch
+
+def empty(mb):
+    return torch.empty(mb * 2**20, dtype=torch.uint8, device="cuda")
+
+kept, others = [], []
+for number in range(500):
+    (others if number % 5 else kept).append(empty(4))
+del others
+empty(1000)
+"""
+
+
+@pytest.mark.emulates
+def test_program_that_runs_out_of_memory_is_told_why(python, tmp_path) -> None:
+    """The figures are those of torch's own allocator when it raised the error."""
+    program = tmp_path / "train.py"
+    program.write_text(FRAGMENTED)
+    card = ("--card", "t4", "--memory", "2560MB", "--no-values")
+    run = python("-m", "emulated_cuda", *card, str(program))
+    assert run.returncode == 1
+    assert "400.0 MB of the reserve were in use, 1,600.0 MB free in blocks of at most" in run.stderr

@@ -137,8 +137,8 @@ def test_scope_of_a_limit_that_is_judged_per_region_is_refused() -> None:
     ("of", "instead"),
     [
         ("process", "write flat_process_per_batch, which judges steady growth"),
-        ("reserve", "write one of 'allocated', 'reserved', 'outside'"),
-        (["reserved"], "write one of 'allocated', 'reserved', 'outside'"),
+        ("reserve", "write one of 'allocated', 'reserved', 'pools', 'outside'"),
+        (["reserved"], "write one of 'allocated', 'reserved', 'pools', 'outside'"),
     ],
 )
 def test_growth_of_an_unknown_level_is_refused(of: object, instead: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pytest_cka_memory import Holding, RegionRecord, Sample
 from pytest_cka_memory.core.figure_rows import AdditionalFigures
 from pytest_cka_memory.core.figures import DERIVED, READABLE
+from pytest_cka_memory.core.reserve_figures import ReserveFigures
 from pytest_cka_memory.units import MB
 
 FULL = RegionRecord(
@@ -89,7 +90,8 @@ def test_a_record_is_converted_to_builtin_types_only() -> None:
 
 def test_the_dictionary_has_every_figure_in_a_fixed_order() -> None:
     """Figures have a fixed order, so that a diff of two reports shows changes only."""
-    additional = list(AdditionalFigures.__dataclass_fields__)
+    bases = ReserveFigures, AdditionalFigures
+    additional = [name for base in bases for name in base.__dataclass_fields__]
     names = [name for name in RegionRecord.__dataclass_fields__ if name != "timeline"]
     measured = [*(name for name in names if name not in additional), *additional]
     assert list(FULL.to_dict()) == [*measured, *(row.name for row in DERIVED), "timeline"]

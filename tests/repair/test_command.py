@@ -54,7 +54,9 @@ def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixtu
 
 def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A budget below every trial's peak has an answer, too: the lowest that was found."""
-    status = main(["repair", "test_it.py::test_step", "--device", "cpu", "--to", "0.1", "--seconds", "1"])
+    status = main(
+        ["repair", "test_it.py::test_step", "--device", "cpu", "--to", "0.1", "--seconds", "1"]
+    )
     out, _ = capfd.readouterr()
     assert status == OK
     assert re.search(r"^does not fit 0\.10 MB even with everything: \d", out, re.MULTILINE)

@@ -24,6 +24,7 @@ from pytest_cka_memory.core.allocations import (
 )
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import is_foreign
+from pytest_cka_memory.core.reserve import POOLS_ADVICE
 from pytest_cka_memory.meters.blocks.counter import BlockAllocations
 from pytest_cka_memory.meters.blocks.written import LazySequence
 from pytest_cka_memory.meters.collector import without_collections
@@ -33,39 +34,57 @@ PoolId = tuple[int, ...]
 """Of one of the allocator's pools, as ``torch.cuda.CUDAGraph.pool`` returns it."""
 NO_POOL: PoolId = (0, 0)
 """What is taken from the pool of no graph."""
-ADVICE = (
-    "a pool keeps what it has reserved until its last graph is deleted: delete the graph, capture "
-    "graphs that never run at once into one pool, or call torch.compiler.reset() if "
-    "torch.compile has captured it"
-)
 _captured_at: dict[PoolId, RawFrames] = {}
 """Of each pool, the user's frames of its first capture. The allocator uses no number again."""
+_made_at: dict[PoolId, RawFrames] = {}
+"""Of each ``MemPool``, the frames that have made it."""
+_after_captures: list[Callable[[], object]] = []
+
+
+def after_captures(call: Callable[[], object]) -> Callable[[], None]:
+    """Call `call` after each capture of a graph; return a function that ends this."""
+    _after_captures.append(call)
+    return lambda: _after_captures.remove(call)
 
 
 class Captures(SharedPatches):
-    """Notes where graphs are captured, while started. Graphs from before are not known."""
+    """Notes where graphs are captured and pools are made, while started, but none from before."""
 
     def make_patches(self) -> Iterator[Patch]:
-        yield self.patch(torch.cuda.CUDAGraph, "capture_end", _noting)
+        yield self.patch(torch.cuda.CUDAGraph, "capture_end", _noting_capture)
+        if isinstance(getattr(torch.cuda, "MemPool", None), type):
+            yield self.patch(torch.cuda.MemPool, "__init__", _noting_pool)
 
 
-def _noting(capture_end: Callable[..., Any]) -> Callable[..., Any]:
+def _noting_capture(capture_end: Callable[..., Any]) -> Callable[..., Any]:
     def end_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = capture_end(self, *args, **kwargs)
         _captured_at.setdefault(tuple(self.pool()), user_frames())
+        for call in list(_after_captures):
+            call()
         return result
 
     return end_and_note
+
+
+def _noting_pool(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        _made_at[tuple(self.id)] = user_frames()
+
+    return make_and_note
 
 
 def owner_of(pool: PoolId) -> str | None:
     """Return what holds the memory of a pool, in words; None for that of no graph."""
     if pool == NO_POOL:
         return None
+    if made_at := format_frames(_made_at.get(pool, ())):
+        return f"the MemPool made at {made_at[0]}"
     frames = format_frames(_captured_at.get(pool, ()))
-    return (
-        f"the pool of the graph captured at {frames[0]}" if frames else "the pool of a CUDA graph"
-    )
+    if frames:
+        return f"the pool of the graph captured at {frames[0]}"
+    return "the pool of a CUDA graph or a MemPool"
 
 
 _MAX_FRAMES = 6
@@ -184,11 +203,26 @@ def _formatted(frames: Collection[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def reserved_by_graphs(device: torch.device) -> tuple[Holding, ...]:
     """Return what the pools of CUDA graphs have reserved on one device, the largest first."""
-    reserved: Counter[PoolId] = Counter()
+    reserved: Counter[str | None] = Counter()
     for segment in segments_of(device):
-        reserved[tuple(segment.get("segment_pool_id", NO_POOL))] += segment["total_size"]
-    reserved.pop(NO_POOL, None)
+        owner = owner_of(tuple(segment.get("segment_pool_id", NO_POOL)))
+        reserved[owner] += segment["total_size"]
+    reserved.pop(None, None)
     return tuple(
-        Holding(bytes=size, count=0, inside="reserved", held_by=owner_of(pool), hint=ADVICE)
-        for pool, size in reserved.most_common()
+        Holding(bytes=size, count=0, inside="reserved", held_by=owner, hint=POOLS_ADVICE)
+        for owner, size in reserved.most_common()
+    )
+
+
+def addresses_in_pools(device: torch.device) -> frozenset[int]:
+    """Return the addresses of live blocks in private pools of one device."""
+    if not (_captured_at or _made_at):
+        return frozenset()
+    segments = without_collections(lambda: segments_of(device))
+    return frozenset(
+        block["address"]
+        for segment in segments
+        if tuple(segment.get("segment_pool_id", NO_POOL)) != NO_POOL
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
     )

@@ -4,9 +4,10 @@ Beside the device, this meter counts what a region retains on the host, and no p
 emulated device, computing values allocates temporaries on the host that the user's code would not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import compress, count
 
 import torch
 
@@ -266,6 +267,12 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         return blocks_in_use.RequestedAllocations(
             self._counter.allocations_since(mark.serial), self._device
         )
+
+    def allocations_at(self, addresses: Collection[int]) -> Sequence[Allocation]:
+        everything = self._counter.allocations_since(0)
+        requested = blocks_in_use.RequestedAllocations(everything, self._device)
+        wanted = map(set(addresses).__contains__, everything.blocks.addresses)
+        return [requested[place] for place in compress(count(), wanted)]
 
     def block_at(self, address: int) -> tuple[int, int] | None:
         return self._counter.block_at(address)

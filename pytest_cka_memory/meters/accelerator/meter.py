@@ -9,15 +9,23 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.reserve import ReserveState
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import blocks_in_use
+from pytest_cka_memory.meters.accelerator.reserve import refusals_of, reserve_of
 from pytest_cka_memory.meters.accelerator.stats import (
     AllocatorStats,
     Levels,
     device_name,
     wait_for_backward,
 )
-from pytest_cka_memory.meters.base import Cleaned, DriverReading, Meter, Reading
+from pytest_cka_memory.meters.base import (
+    Cleaned,
+    DriverReading,
+    Meter,
+    Reading,
+    RefusedAllocation,
+)
 from pytest_cka_memory.meters.conditions import of_accelerator
 
 _MOST_HISTORY_ENTRIES = 100_000
@@ -49,6 +57,7 @@ class AcceleratorMeter(Meter):
         self._drop_workspaces = torch_private.workspace_dropper(device.type)
         self._history = AllocatorHistory(device.type)
         self._captures = blocks_in_use.Captures()
+        self._refusals = refusals_of(device.type)
         self.name = "PyTorch's caching allocator"
         if not stats.all().get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
             self.name += ", whole blocks only"
@@ -148,6 +157,18 @@ class AcceleratorMeter(Meter):
 
     def reserved_by_graphs(self) -> Sequence[Holding]:
         return blocks_in_use.reserved_by_graphs(self._device)
+
+    def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
+        return blocks_in_use.after_captures(call)
+
+    def reserve(self) -> ReserveState | None:
+        return reserve_of(self._device)
+
+    def addresses_in_pools(self) -> frozenset[int]:
+        return blocks_in_use.addresses_in_pools(self._device)
+
+    def refused(self) -> RefusedAllocation | None:
+        return self._refusals.last(self._device)
 
     def driver(self) -> DriverReading | None:
         memory_info = getattr(torch.get_device_module(self._device), "mem_get_info", None)

@@ -14,14 +14,12 @@ from pytest_cka_memory.core.growth import Sample, judged_growth
 from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.failure import holdings_of
 from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.units import MB, counted, format_with_unit
 
 _MOST_POINTS = 200
 """Points of a timeline: more than a line on a screen can show."""
 _TICKS = 4
-_MOST_OWNERS = 6
 _UNITS = (("GB", 2**30), ("MB", MB), ("KB", 2**10), ("B", 1))
 _WIDTH = 336
 _LINE = 18
@@ -287,69 +285,6 @@ def _path(shares: Sequence[float], name: str) -> str:
     across = 100 / max(1, len(shares) - 1)
     spots = "L".join(f"{n * across:.2f},{100 - share:.2f}" for n, share in enumerate(shares))
     return f"<path class='{name}' d='M{spots}{'h100' if len(shares) == 1 else ''}'/>"
-
-
-def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
-    """Yield a figure of the bytes that a limit counts, as a bar with a part for each owner.
-
-    Nothing is yielded if the limit could not be measured, or if nothing is known of the bytes.
-
-    Args:
-        breach: the broken limit.
-        record: the region that broke it.
-    """
-    holdings = holdings_of(breach, record)
-    is_peak = holdings is record.at_peak
-    if not holdings or breach.measured_bytes is None:
-        return
-    # Limits on a peak allow an increase, but what is live at the peak includes the level at entry.
-    start = record.start_bytes if is_peak else 0
-    total = max(start + breach.measured_bytes, sum(holding.bytes for holding in holdings))
-    limit = start + breach.allowed_bytes
-    end = max(total, limit, 1)
-    title = "Live at the peak" if is_peak else "Retained"
-    yield f"<figure class='owners'><p class='unit'>{title}: {format_with_unit(total)}, by owner</p>"
-    yield "<div class='stack' aria-hidden='true'>"
-    rows = list(_owner_rows(holdings, total))
-    for number, (size, _, name) in enumerate(rows):
-        yield f"<i class='{name or f'c{number}'}' style='width:{100 * size / end:.2f}%'></i>"
-    yield f"<b style='left:{100 * limit / end:.2f}%'></b></div><ul>"
-    for number, (size, text, name) in enumerate(rows):
-        yield (
-            f"<li><i class='{name or f'c{number}'}'></i><span>{format_with_unit(size)}</span>"
-            f"<code>{template.text(text)}</code></li>"
-        )
-    on_entry = f", {format_with_unit(start)} of them live at entry" if start else ""
-    yield (
-        f"<li><i class='limit'></i><span>{format_with_unit(limit)}</span>"
-        f"<span>allowed by <code>{template.text(breach.limit)}</code>{on_entry}</span></li>"
-    )
-    yield "</ul></figure>"
-
-
-def _owner_rows(holdings: Sequence[Holding], total: float) -> Iterator[tuple[float, str, str]]:
-    """Yield size, text and style of the largest owners, of the others together, and of the rest."""
-    inside = [holding for holding in holdings if not holding.before_region]
-    for holding in inside[:_MOST_OWNERS]:
-        yield holding.bytes, owner(holding), ""
-    others = inside[_MOST_OWNERS:]
-    if others:
-        yield sum(h.bytes for h in others), f"{counted(len(others), 'smaller group')}", "others"
-    before = sum(holding.bytes for holding in holdings[len(inside) :])
-    if before:
-        yield before, "live before the region", "before"
-    rest = total - sum(holding.bytes for holding in holdings)
-    if rest > 0:
-        yield rest, "not recorded", "others"
-
-
-def owner(holding: Holding) -> str:
-    """Return line, expression, operator and modules of a group, or what else is known of it."""
-    site = holding.created_at[0] if holding.created_at else holding.inside or "unknown code"
-    code = f": {holding.code}" if holding.code else ""
-    by = f" ({holding.operator})" if holding.operator else ""
-    inside = f", in {holding.module}" if holding.module else ""
-    return f"{site}{code}{by}{inside}"
 
 
 def paths_of(holding: Holding, title: str) -> Iterator[str]:

@@ -16,10 +16,10 @@ from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Breach, Result
-from pytest_cka_memory.reports import summary
+from pytest_cka_memory.reports import reserve, summary
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.failure import holding_lines
-from pytest_cka_memory.reports.html import charts, template
+from pytest_cka_memory.reports.failure import WIDTH, holding_lines, is_reserve_the_cause
+from pytest_cka_memory.reports.html import charts, stacks, template
 from pytest_cka_memory.reports.summary import Cause, ProblemGroup
 from pytest_cka_memory.reports.tables import known_columns, legend_of, provenance_of
 from pytest_cka_memory.units import counted, format_with_unit
@@ -143,6 +143,7 @@ def _held(record: RegionRecord) -> Iterator[str]:
         "live at the peak:": (record.at_peak, "peak_bytes"),
         "retained on the host:": (record.host_retained, "host_retained_bytes"),
         "garbage in reference cycles:": (record.garbage, ""),
+        "private pools:": (record.pools, "pools_increase_bytes"),
     }
     for title, (holdings, figure) in groups.items():
         if holdings:
@@ -154,6 +155,9 @@ def _held(record: RegionRecord) -> Iterator[str]:
             yield from map(one_line, holding_lines(holding, traced=not at_peak))
         if holdings and (line := sentences.sentence(record, figure)):
             yield line
+    if record.reserve:
+        yield "the reserve:"
+        yield from map(one_line, reserve.explanation(record, WIDTH))
 
 
 def problem_section(groups: Sequence[ProblemGroup]) -> Iterator[str]:
@@ -226,7 +230,9 @@ def _figures(group: ProblemGroup) -> Iterator[str]:
         yield from charts.timeline(chart)
     for breach in _owned(group.breaches):
         if chart is None or FIGURES[breach.figure].explained_by == "at_peak":
-            yield from charts.owners(breach, record)
+            yield from stacks.owners(breach, record)
+    if any(is_reserve_the_cause(breach, record) for breach in group.breaches):
+        yield from stacks.reserve(record)
 
 
 def _owned(breaches: Sequence[Breach]) -> Iterator[Breach]:

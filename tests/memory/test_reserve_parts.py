@@ -1,0 +1,158 @@
+"""What a reserve consists of, from segments as an allocator's snapshot has them."""
+
+import pytest
+
+from pytest_cka_memory.core.reserve import (
+    NO_POOL,
+    explain_reserve,
+    reserve_advice,
+    reserve_lines,
+    total_of,
+)
+
+MB = 2**20
+SPLIT = {"max_split_size": 128 * MB}
+
+
+def segment(*blocks, address=0, pool=NO_POOL, stream=0, expandable=False, kind="large"):
+    """Return a segment of blocks ``(state, MB, unused MB)``, one after the other."""
+    made, offset = [], 0
+    for state, size, *unused in blocks:
+        made.append(
+            {
+                "address": address + offset,
+                "size": size * MB,
+                "requested_size": (size - (unused[0] if unused else 0)) * MB,
+                "state": state,
+            }
+        )
+        offset += size * MB
+    return {
+        "address": address,
+        "total_size": offset,
+        "segment_pool_id": pool,
+        "stream": stream,
+        "is_expandable": expandable,
+        "segment_type": kind,
+        "blocks": made,
+    }
+
+
+USED, FREE, WAITING = "active_allocated", "inactive", "active_pending_free"
+
+
+def in_mb(part):
+    names = ("reserved", "in_use", "rounding", "waiting", "free_whole", "free_part")
+    return tuple(getattr(part, f"{name}_bytes") // MB for name in names)
+
+
+def test_block_in_use_keeps_the_rest_of_its_segment():
+    state = explain_reserve([segment((USED, 2, 1), (FREE, 18)), segment((FREE, 20), address=100)])
+    assert [in_mb(part) for part in state.parts] == [(40, 1, 1, 0, 20, 18)]
+    assert state.parts[0].largest_free_bytes == 20 * MB
+    assert state.keeps([0]) == 18 * MB
+    assert state.keeps([100]) == 0
+
+
+def test_block_that_waits_for_a_stream_keeps_its_segment_too():
+    state = explain_reserve([segment((WAITING, 4), (FREE, 16))])
+    assert in_mb(state.parts[0]) == (20, 0, 0, 4, 0, 16)
+    assert state.keeps([0]) == 16 * MB
+
+
+def test_of_an_expandable_segment_only_pages_with_blocks_in_use_are_kept():
+    # Pages of 20 MB: the block takes 1 MB of the second and 2 MB of the third.
+    state = explain_reserve([segment((FREE, 39), (USED, 3), (FREE, 38), expandable=True)])
+    assert in_mb(state.parts[0]) == (80, 3, 0, 0, 40, 37)
+    assert state.keeps([39 * MB]) == 37 * MB
+
+
+def test_block_over_several_pages_uses_those_between_as_a_whole():
+    state = explain_reserve([segment((FREE, 10), (USED, 65), (FREE, 5), expandable=True)])
+    assert in_mb(state.parts[0]) == (80, 65, 0, 0, 0, 15)
+
+
+def test_pages_of_small_blocks_have_two_megabytes():
+    state = explain_reserve([segment((USED, 1), (FREE, 5), expandable=True, kind="small")])
+    assert in_mb(state.parts[0]) == (6, 1, 0, 0, 4, 1)
+
+
+def test_pages_have_the_size_that_is_set():
+    setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,large_segment_size_mb:40"}
+    state = explain_reserve([segment((USED, 2), (FREE, 78), expandable=True)], setting)
+    assert in_mb(state.parts[0]) == (80, 2, 0, 0, 40, 38)
+    assert state.parts[0].is_expandable
+
+
+def test_last_page_of_a_segment_may_be_shorter():
+    state = explain_reserve([segment((FREE, 20), (USED, 1), (FREE, 4), expandable=True)])
+    assert in_mb(state.parts[0]) == (25, 1, 0, 0, 20, 4)
+
+
+def test_pools_and_streams_are_apart_the_largest_first():
+    segments = [
+        segment((USED, 2)),
+        segment((FREE, 30), stream=7),
+        segment((USED, 20), pool=(0, 3)),
+        segment((FREE, 5), stream=7, address=1000),
+    ]
+    state = explain_reserve(segments, pool_name=lambda pool: f"graph {pool[1]}")
+    assert [(it.pool, it.stream, it.segments) for it in state.parts] == [
+        ("", 1, 2),
+        ("graph 3", 0, 1),
+        ("", 0, 1),
+    ]
+    assert list(reserve_lines(state.parts)) == [
+        "of 57.00 MB reserved, 22.00 MB in use, 35.00 MB free in whole segments",
+        "the largest free block has 30.00 MB",
+        "stream 1: 35.00 MB, 0 in use, 35.00 MB free in whole segments",
+        "graph 3, the default stream: 20.00 MB, 20.00 MB in use",
+        "the default stream: 2.00 MB, 2.00 MB in use",
+    ]
+
+
+def test_free_blocks_of_the_split_limit_are_counted_apart():
+    state = explain_reserve([segment((FREE, 128)), segment((FREE, 100))], SPLIT)
+    assert state.parts[0].oversized_bytes == 128 * MB
+
+
+def test_blocks_without_addresses_are_numbered_from_their_segment():
+    plain = segment((FREE, 3), (USED, 1), address=4096)
+    for block in plain["blocks"]:
+        del block["address"]
+    assert explain_reserve([plain]).keeps([4096 + 3 * MB]) == 3 * MB
+
+
+@pytest.mark.parametrize(
+    ("segments", "begin"),
+    [
+        ([segment((FREE, 128), (USED, 2))], "free blocks of max_split_size_mb"),
+        ([segment((WAITING, 90), (USED, 10))], "blocks that were used on another stream"),
+        ([segment((FREE, 90), pool=(0, 1)), segment((USED, 10))], "a private pool keeps"),
+        ([segment((FREE, 60), stream=3), segment((USED, 70))], "what is free for one stream"),
+        ([segment((USED, 2), (FREE, 60))], "allocate what is kept before"),
+        ([segment((FREE, 60)), segment((USED, 2))], "requests of other sizes do not fit"),
+        ([segment((USED, 95), (FREE, 5))], "the allocator takes segments of 2 MB"),
+        ([segment((USED, 95))], ""),
+        ([], ""),
+    ],
+)
+def test_advice_is_about_the_largest_cause(segments, begin):
+    advice = reserve_advice(explain_reserve(segments, SPLIT).parts)
+    assert advice.startswith(begin)
+    assert bool(advice) == bool(begin)
+
+
+def test_total_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no reserve to explain"):
+        total_of([])
+    assert list(reserve_lines([])) == ["nothing is reserved"]
+
+
+def test_ten_thousand_segments_of_a_hundred_blocks_add_up():
+    segments = [
+        segment(*[(USED, 1), (FREE, 1)] * 50, address=number * 200 * MB) for number in range(10_000)
+    ]
+    state = explain_reserve(segments)
+    assert in_mb(state.parts[0]) == (1_000_000, 500_000, 0, 0, 0, 500_000)
+    assert len(state.partly_used) == 10_000
