@@ -52,6 +52,7 @@ def add_parser(commands: Any) -> None:
         default=20.0,
         help="begin no new trial after so many seconds of processor time; default: 20",
     )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run, takes_more=True)
 
 
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     device = args.device or f"{EMULATED}:{args.card or DEFAULT_CARD},values=off"
     budget = args.to or args.card
     task = Task("", SEARCH, None if budget is None else _budget(budget), args.seconds)
-    session = Session(device, args.more)
+    session = Session(device, args.more, shows_progress=not args.quiet)
     status = 0
     for found in _results(session, task):
         print(found.get("text") or f"{found['test']}: {found['error']}")
@@ -111,10 +112,14 @@ class Session:
     Args:
         device: as ``--cka-memory-device`` takes it.
         arguments: those for pytest.
+        shows_progress: whether a search shows a line for each trial.
     """
 
-    def __init__(self, device: str, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, device: str, arguments: Sequence[str], *, shows_progress: bool = True
+    ) -> None:
         self.device = device
+        self._shows_progress = shows_progress
         self.arguments = list(arguments)
 
     def results(
@@ -143,11 +148,12 @@ class Session:
                 *(("-n", "0") if find_spec("xdist") else ()),
             ]
             own = replace(task, result=str(result))
+            shows = task.mode == SEARCH and self._shows_progress
             done = subprocess.Popen(
                 command,
                 env={**os.environ, **(environment or {}), **repair_session.variables(own)},
                 stdout=subprocess.PIPE,
-                stderr=None if task.mode == SEARCH else subprocess.DEVNULL,
+                stderr=None if shows else subprocess.DEVNULL,
                 text=True,
                 errors="replace",
                 cwd=folder,

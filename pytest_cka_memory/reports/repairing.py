@@ -12,6 +12,7 @@ from pytest_cka_memory.units import MB
 
 _LEVELS = ("peak_increase_bytes", "peak_bytes")
 _RESERVE = "reserved_increase_bytes"
+_LIMITS = ("max_peak_mb", "max_level_mb", "max_reserved_mb", "fits", "--cka-memory-max-peak-mb")
 _TEXT = "this tries what would lower it, on this test, and prints what to write:"
 
 
@@ -33,8 +34,12 @@ def lines(
 
 
 def is_about(breach: Breach) -> bool:
-    """Whether a limit is one on a peak or a reserve."""
-    return breach.figure in (*_LEVELS, _RESERVE) and breach.measured_bytes is not None
+    """Whether a limit is one on how high a peak or a reserve may be.
+
+    Not one of a baseline: what has risen since is found by what the message says.
+    """
+    is_known = breach.figure in (*_LEVELS, _RESERVE) and breach.measured_bytes is not None
+    return is_known and breach.limit.startswith(_LIMITS)
 
 
 def out_of_memory(nodeid: str, facts: Mapping[str, Any]) -> list[str]:
