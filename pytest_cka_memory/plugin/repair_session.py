@@ -48,7 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class TestFailedError(Exception):
-    """A test failed before its region had ended."""
+    """A test failed before its region had ended; the message names the test's own error."""
+
+    names_error = True
 
 
 class NoMemoryLeftError(Exception):
@@ -190,4 +192,5 @@ def _regions(reports: list[pytest.TestReport]) -> Iterator[dict[str, Any]]:
 def _message(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
-    return f"{report.when}: {str(text).partition(chr(10))[0]}" if text else "the test failed"
+    first = str(text).partition("\n")[0] or "the test failed"
+    return first if report.when == "call" else f"{report.when}: {first}"

@@ -130,7 +130,8 @@ def tried(
                 stack.enter_context(change.trying(copied))
             figures = run()
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        named = getattr(error, "names_error", False)
+        text = (str(error) if named else f"{type(error).__name__}: {error}").partition("\n")[0]
         if is_out_of_memory(error):
             text = "out of memory"
         return Trial(tuple(changes), None, text)

@@ -66,7 +66,7 @@ def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str
     """A test that fails before it needs memory is named with its error."""
     status = main(["repair", "test_it.py::test_wrong", "--device", "cpu"])
     assert status == REGRESSION
-    assert "test_it.py::test_wrong: call: ValueError: on purpose" in capfd.readouterr()[0]
+    assert "test_it.py::test_wrong: ValueError: on purpose" in capfd.readouterr()[0]
 
 
 @pytest.mark.parametrize(
