@@ -158,7 +158,11 @@ def _answer(repairs: Repairs) -> Iterator[str]:
     else:
         lowest = repairs.lowest
         everything = "" if lowest is None else f": {_sizes(lowest)} with {lowest.name}"
-        yield f"does not fit {budget} even with everything{everything}"
+        yield (
+            f"does not fit {budget} even with everything{everything}"
+            if repairs.is_complete
+            else f"nothing that was tried fits {budget}{everything}"
+        )
 
 
 def _sizes(trial: Trial) -> str:

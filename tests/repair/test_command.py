@@ -54,12 +54,22 @@ def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixtu
 
 def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A budget below every trial's peak has an answer, too: the lowest that was found."""
-    status = main(
-        ["repair", "test_it.py::test_step", "--device", "cpu", "--to", "0.1", "--seconds", "1"]
-    )
+    status = main(["repair", "test_it.py::test_step", "--device", "cpu", "--to", "0.1"])
     out, _ = capfd.readouterr()
     assert status == OK
     assert re.search(r"^does not fit 0\.10 MB even with everything: \d", out, re.MULTILINE)
+
+
+def test_search_without_time_does_not_say_that_nothing_fits() -> None:
+    """Without the time to try everything, the report only says that nothing has fitted so far."""
+    from pytest_cka_memory.repair.report import as_text
+    from pytest_cka_memory.repair.results import Repairs
+    from pytest_cka_memory.repair.trials import Figures, Trial
+
+    found = Repairs(Trial((), Figures(3 * 2**20, None)), budget_bytes=2**20)
+    assert "nothing that was tried fits 1.00 MB" in as_text(found, device="cpu")
+    found.is_complete = True
+    assert "does not fit 1.00 MB even with everything" in as_text(found, device="cpu")
 
 
 def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
