@@ -57,7 +57,11 @@ def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[st
     status = main(["repair", "test_it.py::test_step", "--device", "cpu", "--to", "0.1"])
     out, _ = capfd.readouterr()
     assert status == OK
-    assert re.search(r"^does not fit 0\.10 MB even with everything: \d", out, re.MULTILINE)
+    # On a busy machine there may be no time to try everything.
+    answer = (
+        r"^(does not fit 0\.10 MB even with everything|nothing that was tried fits 0\.10 MB): \d"
+    )
+    assert re.search(answer, out, re.MULTILINE)
 
 
 def test_search_without_time_does_not_say_that_nothing_fits() -> None:
