@@ -13,11 +13,12 @@ import pytest
 PICTURES = {
     "pytest_cka_memory": """
         __main__
-        cli            plugin
+        cli
+        plugin
         stored         integrations snapshots
         reports        notebook
         measure        testing      hookspecs
-        holders
+        holders        repair
         meters         limits
         laws
         core

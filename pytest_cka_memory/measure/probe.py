@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_cka_memory.laws.law import Law
     from pytest_cka_memory.measure.additions import Additions
     from pytest_cka_memory.measure.sweeps import Sweep
+    from pytest_cka_memory.repair.report import RepairReport
 
 
 @dataclass(frozen=True)
@@ -289,6 +290,47 @@ class MemoryProbe:
             found = find_law(self._stack, step, law_of, sizes)
             region.law = to_dict(found)
         return found
+
+    def repairs(
+        self,
+        step: Callable[[], Any],
+        *,
+        to: object = None,
+        seconds: float = 20.0,
+        show: Callable[[str], object] | None = None,
+    ) -> "RepairReport":
+        """Return what would lower the peak of ``step()``, by trying it.
+
+        The step runs once as it is, then under changes that need no edit of its code, such as
+        checkpoints or another type, alone and in combinations. Nothing of them is left. With
+        ``print(cka_memory.repairs(step))`` a test or a notebook shows the table, and what to write.
+
+        >>> import torch
+        >>> layers = torch.nn.Linear(100, 100), *[torch.nn.Sigmoid()] * 4
+        >>> model, batch = torch.nn.Sequential(*layers), torch.ones(1000, 100)
+        >>> report = MemoryProbe("cpu").repairs(lambda: model(batch), show=lambda line: None)
+        >>> [trial.name for trial in report.recommended]
+        ['no_grad for Sequential']
+
+        Args:
+            step: a function that can be called many times. It should make its model and optimizer
+                itself: weights in another type, for example, are tried when a model is made.
+            to: what the peak must not exceed: MB (2**20 bytes), a text such as ``'24GB'``, or the
+                name of a card. The cheapest change that fits is looked for. Without it, the lowest
+                peak.
+            seconds: after so many seconds of processor time no new trial begins.
+            show: called with a line for each trial; by default they are written to stderr.
+
+        Returns:
+            The report; its peaks are those of the device, in bytes or MB.
+
+        Raises:
+            RegionError: if the step fails as it is.
+            SizeError: if `to` is neither a size nor a card.
+        """
+        from pytest_cka_memory.measure.repairing import repairs
+
+        return repairs(self._stack, step, to, seconds, show)
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the device's memory."""

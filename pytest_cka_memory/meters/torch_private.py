@@ -468,3 +468,9 @@ def _calling_before(function: Callable[..., Any], call: Callable[[], None]) -> C
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def has_forward_hooks(module: torch.nn.Module) -> bool:
+    """Whether something is called before or after the forward of a module; False if unknown."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    return any(getattr(module, name, None) for name in names)

@@ -177,6 +177,7 @@ def pytest_runtest_makereport(
     measurement = item.stash.get(_measuring(item.config).measurement_key, None)
     if measurement is not None and call.when == "call":
         measurement.add_explanations(report)
+        _name_repairs(item, call, report)
     if measurement is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller together with the report,
         # and so it survives a worker that dies later.
@@ -184,6 +185,21 @@ def pytest_runtest_makereport(
         if call.when == "teardown":
             _measuring(item.config).forget(item)
     return report
+
+
+def _name_repairs(
+    item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+) -> None:
+    """Name the command that tries to make a test fit, if it ran out of the device's memory."""
+    meter = known_meter(item.config)
+    add_section = getattr(report.longrepr, "addsection", None)
+    if call.excinfo is None or meter is None or add_section is None:
+        return
+    if type(call.excinfo.value).__name__ == "OutOfMemoryError":
+        from pytest_cka_memory.reports import repairing
+
+        lines = repairing.out_of_memory(item.nodeid, meter.facts())
+        add_section("cka-memory: repair", "\n".join(lines))
 
 
 def late_call(item: pytest.Item) -> Generator[None, Any, Any]:

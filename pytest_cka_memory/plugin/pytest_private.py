@@ -140,3 +140,16 @@ def show_headline(call: pytest.CallInfo[None], report: pytest.TestReport) -> Non
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(error, Failed) and crash is not None:
         crash.message = f"{type(error).__name__}: {error.headline}"
+
+
+def run_again(item: pytest.Item) -> list[pytest.TestReport]:
+    """Run a test with new fixtures of every scope; return the reports of its phases.
+
+    Nothing is logged. All fixtures are torn down at the end.
+    """
+    from _pytest.runner import runtestprotocol
+
+    initialize = getattr(item, "_initrequest", None)
+    if initialize is not None:  # the request of the last run refers to its fixtures
+        initialize()
+    return runtestprotocol(item, log=False, nextitem=None)

@@ -15,7 +15,7 @@ from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.limits import process
-from pytest_cka_memory.reports import reserve
+from pytest_cka_memory.reports import repairing, reserve
 from pytest_cka_memory.reports.escapes import shorten
 from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
 from pytest_cka_memory.reports.tables import provenance_of, sparkline
@@ -58,6 +58,8 @@ def render(
             earlier = breaches[:number]
             if is_explained(breach, earlier):
                 lines += explanation(breach, result.record, width, earlier)
+            if not any(repairing.is_about(other) for other in earlier):
+                lines += repairing.lines(result.nodeid, facts, breach, result.record)
     return "\n".join(lines)
 
 

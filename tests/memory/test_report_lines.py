@@ -217,6 +217,13 @@ def test_the_legend_has_device_versions_meter_and_notes() -> None:
     assert on_cpu[0].text == "device: cuda:0 (A100), torch 2.9.0"
 
 
+REPAIR = (
+    "  this tries what would lower it, on this test, and prints what to write:",
+    "    python -m pytest_cka_memory repair t.py::t --device cpu --to 4B",
+)
+"""What a limit of 4 bytes on a peak adds for the test ``t.py::t``."""
+
+
 def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> None:
     """A failure names the region once, and for each broken limit what to do about it."""
     limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {})]
@@ -227,6 +234,7 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
         "  what to do: remove each from what holds it, or keep a number computed from it instead",
         "max_peak_mb('4 B') broken: peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
         f"  what to do: {SEE}",
+        *REPAIR,
     ]
 
 
@@ -262,6 +270,7 @@ def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
         "    made at net.py:9 in run: `x.exp()`",
         f"  what to do: {SEE}",
         "  explains 10 of 10 B",
+        *REPAIR,
         "zero_retention broken: retained 8 bytes, allowed 0 bytes: 8 bytes too much",
     ]
     in_report = [problem.holders for problem in problems([result])]
@@ -308,7 +317,7 @@ def test_advice_on_a_reserve_names_the_peak_if_that_is_the_cause(
     )
     result = judge("t.py::t", measured, [limit])
     text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
-    assert text.endswith(f"what to do: {advice}")
+    assert f"what to do: {advice} this tries what would lower it" in text
 
 
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:

@@ -1,7 +1,7 @@
 """Label a meter as that of an emulated CUDA device: torch's own allocator runs, without a GPU."""
 
 from emulated_cuda import activation
-from emulated_cuda.loading.loaded import Loaded
+from emulated_cuda.loading.loaded import Loaded, loaded
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.device_names import EMULATED
 
@@ -39,3 +39,8 @@ def label_emulated(meter: AcceleratorMeter, emulated: Loaded, index: int) -> Non
         meter.notes = (*meter.notes, others)
     meter.device_name = emulated.title
     meter.name += ", emulated device"
+
+
+def computes_values() -> bool:
+    """Whether tensors on devices have values: they have none on one that is emulated without."""
+    return loaded() is None or activation.are_computed()

@@ -1,0 +1,196 @@
+"""A plugin for ``pytest -p``: run each test again and again, under changes that may lower its peak.
+
+``python -m pytest_cka_memory repair`` starts sessions with it. What to do is in the environment
+variable :data:`VARIABLE`, and what was found is written to the file that it names.
+"""
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_cka_memory.core.markers import MARKERS
+from pytest_cka_memory.plugin.pytest_private import run_again, without_capture
+
+VARIABLE = "PYTEST_CKA_MEMORY_REPAIR"
+SEARCH, MEASURE, VALUES = "search", "measure", "values"
+"""What a session does with each test: try changes, measure it as it is, or keep its gradients."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a session is asked for."""
+
+    result: str
+    """The file for what was found; with :data:`VALUES`, also the start of the names of others."""
+    mode: str = SEARCH
+    budget_bytes: int | None = None
+    seconds: float = 20.0
+    goes_on: bool = True
+    """Whether changes are tried if the test runs out of memory as it is."""
+
+
+def variables(task: Task) -> Mapping[str, str]:
+    """Return the environment variables by which a session gets `task`."""
+    return {VARIABLE: json.dumps(asdict(task))}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = os.environ.get(VARIABLE)
+    if given:
+        config.pluginmanager.register(RepairSession(config, Task(**json.loads(given))))
+
+
+class TestFailedError(Exception):
+    """A test failed before its region had ended; the message names the test's own error."""
+
+    names_error = True
+
+
+class NoMemoryLeftError(Exception):
+    """A test ran out of the device's memory."""
+
+
+class RepairSession:
+    """Runs the tests of one session."""
+
+    def __init__(self, config: pytest.Config, task: Task) -> None:
+        self._config = config
+        self._task = task
+        self._found: list[dict[str, Any]] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Remove limits: a broken one would be explained in each run."""
+        for node in {node for item in items for node in item.listchain()}:
+            node.own_markers[:] = [mark for mark in node.own_markers if mark.name not in MARKERS]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
+        with without_capture(self._config):
+            self._show(f"{item.nodeid}:")
+            try:
+                self._found.append({"test": item.nodeid, **self._do(item)})
+            finally:
+                self._write()
+        return True
+
+    def _do(self, item: pytest.Item) -> dict[str, Any]:
+        if self._task.mode == SEARCH:
+            return self._search(item)
+        if self._task.mode == MEASURE:
+            try:
+                figures = _run(item)
+            except (TestFailedError, NoMemoryLeftError) as error:
+                return {"error": str(error)}
+            return {"peak_bytes": figures[0], "reserved_bytes": figures[1]}
+        return self._keep_values(item)
+
+    def _search(self, item: pytest.Item) -> dict[str, Any]:
+        from pytest_cka_memory.meters.accelerator.emulated import computes_values
+        from pytest_cka_memory.plugin.device import meter_of
+        from pytest_cka_memory.repair.edits import patched
+        from pytest_cka_memory.repair.report import RepairReport
+        from pytest_cka_memory.repair.search import Search
+        from pytest_cka_memory.repair.trials import Figures
+
+        meter = meter_of(item.config)
+        search = Search(
+            lambda: Figures(*_run(item)),
+            lambda error: isinstance(error, NoMemoryLeftError),
+            progress=self._show,
+            budget_bytes=self._task.budget_bytes,
+            seconds=self._task.seconds,
+            has_values=computes_values(),
+            goes_on=self._task.goes_on,
+        )
+        try:
+            found = search.search()
+        except TestFailedError as error:
+            return {"error": str(error)}
+        if found.as_it_is.figures is None and found.as_it_is.error != "out of memory":
+            return {"error": found.as_it_is.error or "interrupted"}
+        if found.as_it_is.figures is None and not self._task.goes_on:
+            return {"error": "out of memory", "ran_out": True}
+        report = RepairReport(found, meter.device, item.nodeid)
+        return {
+            "text": str(report),
+            "interrupted": search.was_interrupted,
+            "reserved_bytes": found.as_it_is.figures and found.as_it_is.figures.reserved_bytes,
+            "peak_bytes": found.as_it_is.figures and found.as_it_is.peak_bytes,
+            "peaks": {trial.name: trial.peak_bytes for trial in found.ran},
+            "recommended": [
+                {
+                    "name": trial.name,
+                    "peak_bytes": trial.peak_bytes,
+                    "numbers": trial.numbers,
+                    "files": dict(patched(trial.edits)) if trial.edits else None,
+                }
+                for trial in report.recommended
+            ],
+        }
+
+    def _keep_values(self, item: pytest.Item) -> dict[str, Any]:
+        from pytest_cka_memory.repair.proof import values_kept
+
+        path = f"{self._task.result}-{len(self._found)}.pt"
+        try:
+            with values_kept(path):
+                _run(item)
+        except (TestFailedError, NoMemoryLeftError) as error:
+            return {"error": str(error)}
+        return {"values": path}
+
+    def _show(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def _write(self) -> None:
+        Path(self._task.result).write_text(json.dumps(self._found), encoding="utf-8")
+
+    def pytest_sessionfinish(self) -> None:
+        self._write()
+
+
+def _run(item: pytest.Item) -> tuple[int, int | None]:
+    """Run a test once; return the highest peak of its regions, and the highest reserve, in bytes.
+
+    Raises:
+        NoMemoryLeftError: if it ran out of the device's memory.
+        TestFailedError: if it failed before the region with that peak had ended.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    reports = run_again(item)
+    gc.collect()
+    failed = next((report for report in reports if not report.passed), None)
+    if failed is not None:
+        message = _message(failed)
+        if "OutOfMemoryError" in message or "CUDA out of memory" in message:
+            raise NoMemoryLeftError(message)
+    regions = list(_regions(reports))
+    ended = [region for region in regions if region["completed"]]
+    if not ended or (failed is not None and len(ended) < len(regions)):
+        raise TestFailedError(_message(failed) if failed is not None else "it was not measured")
+    reserves = [region["reserved_peak_bytes"] for region in ended]
+    known = [size for size in reserves if size is not None]
+    return max(region["peak_bytes"] for region in ended), max(known, default=None)
+
+
+def _regions(reports: list[pytest.TestReport]) -> Iterator[dict[str, Any]]:
+    for report in reports:
+        payload = getattr(report, "cka_memory", None) or {}
+        yield from payload.get("regions", ())
+
+
+def _message(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    first = str(text).partition("\n")[0] or "the test failed"
+    return first if report.when == "call" else f"{report.when}: {first}"

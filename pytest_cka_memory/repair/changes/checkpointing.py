@@ -1,0 +1,192 @@
+"""Activation checkpointing: compute in backward again what forward would have saved."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from pytest_cka_memory.repair.changes.forwards import Forward, forward_of_class
+from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
+from pytest_cka_memory.repair.modules import calls_followed, of_class
+from pytest_cka_memory.repair.observation import Observed, Root
+from pytest_cka_memory.repair.trials import Change, Copied, Refusal
+from pytest_cka_memory.repair.written import (
+    checkpoint_modules,
+    checkpointed,
+    keeping_products,
+    text_of,
+    with_forward,
+)
+
+GROUP = "checkpoint"
+_MOST_CLASSES = 4
+_ORDER = 1
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Modules of one class in a model that are checkpointed."""
+
+    root: Root
+    kind: type[torch.nn.Module]
+    numbers: tuple[int, ...] | None = None
+    """Numbers in the order of ``root.modules()``; None for all of them."""
+
+    @property
+    def count(self) -> int:
+        """How many modules of the class the model has."""
+        return self.root.classes[self.kind]
+
+
+def offers(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield the changes that apply, and the classes that must not run twice."""
+    if not observed.backward_calls or observed.is_compiled:
+        return
+    for root in observed.roots:
+        if not root.has_gradients:
+            continue
+        for kind in _repeated(root):
+            name = f"checkpoint every {kind.__name__}"
+            effect = observed.side_effects.get(kind)
+            if effect and not effect.startswith(_BUFFERS):
+                yield Refusal(name, f"{effect}, which would happen twice")
+                continue
+            numbers = f"{effect}, which would happen twice" if effect else ""
+            yield change_for(Selection(root, kind), numbers)
+
+
+_BUFFERS = "its forward changes the buffer"
+
+
+def variants(change: Change) -> Iterator[Change]:
+    """Yield cheaper forms of a change that checkpoints every module of a class."""
+    selection = change.part
+    assert isinstance(selection, Selection)
+    for step in (2, 4):
+        if selection.count >= 2 * step:
+            numbers = tuple(range(0, selection.count, step))
+            yield change_for(replace(selection, numbers=numbers), change.numbers)
+    yield _selective(change, selection)
+
+
+def _repeated(root: Root) -> list[type[torch.nn.Module]]:
+    """Return classes of which the model calls several, and which save much, the outermost first."""
+    sizes = {
+        kind: sum(saved)
+        for kind, saved in root.saved_bytes.items()
+        if len(saved) >= 2 and root.classes[kind] >= 2 and kind is not root.kind
+    }
+    with_parts = {
+        kind
+        for kind in sizes
+        if any(kind in around for around in root.nested.values())  # it contains other modules
+    }
+    total = sum(root.saved_bytes.get(root.kind, [0]))
+    large = [kind for kind in with_parts if sizes[kind] * 10 >= total]
+    large.sort(key=lambda kind: (-sizes[kind], len(root.nested.get(kind, ()))))
+    return large[:_MOST_CLASSES]
+
+
+def change_for(selection: Selection, numbers: str = "") -> Change:
+    """Return the change that checkpoints the selected modules."""
+    kind = selection.kind
+    return Change(
+        _name(selection),
+        GROUP,
+        functools.partial(_trying, [selection], checkpointed),
+        numbers=numbers,
+        edits=_edits(selection),
+        recomputes=True,
+        order=_ORDER,
+        part=selection,
+        advice=f"wrap the calls of {kind.__name__} in torch.utils.checkpoint.checkpoint("
+        "..., use_reentrant=False)",
+    )
+
+
+def _selective(every: Change, selection: Selection) -> Change:
+    kind = selection.kind
+    edit = decorated(kind.forward.__code__, "@keeping_products", text_of(keeping_products))
+    return replace(
+        every,
+        name=f"checkpoint every {kind.__name__} but its matrix products",
+        trying=functools.partial(_trying, [selection], keeping_products),
+        edits=None if edit is None else (edit,),
+        part=None,
+        advice="use torch.utils.checkpoint.create_selective_checkpoint_contexts",
+    )
+
+
+def _name(selection: Selection) -> str:
+    kind, numbers = selection.kind.__name__, selection.numbers
+    if numbers is None:
+        return f"checkpoint every {kind}"
+    if numbers == tuple(range(0, selection.count, 2)):
+        return f"checkpoint every 2nd {kind}"
+    if numbers == tuple(range(0, selection.count, 4)):
+        return f"checkpoint every 4th {kind}"
+    return f"checkpoint {len(numbers)} of {selection.count} {kind}"
+
+
+def _edits(selection: Selection) -> tuple[Edit, ...] | None:
+    kind, made_at = selection.kind, selection.root.made_at
+    if selection.numbers is None:
+        edit = decorated(kind.forward.__code__, "@checkpointed", text_of(checkpointed))
+        if edit is not None:
+            return (edit,)
+    if made_at is None:
+        return None
+    given = "" if selection.numbers is None else f", {_written(selection.numbers)}"
+    after = f', "{kind.__name__}"{given})'
+    helpers = (text_of(checkpointed), text_of(with_forward), text_of(checkpoint_modules))
+    return (wrapped(made_at, "checkpoint_modules(", after, *helpers),)
+
+
+def _written(numbers: Sequence[int]) -> str:
+    """Return numbers as code: a range if they are one."""
+    if len(numbers) > 1:
+        step = numbers[1] - numbers[0]
+        regular = range(numbers[0], numbers[-1] + 1, step)
+        if tuple(regular) == tuple(numbers):
+            start, end = regular[0], regular[-1] + 1
+            ends = f"{end}" if step == 1 and not start else f"{start}, {end}"
+            return f"range({ends})" if step == 1 else f"range({ends}, {step})"
+    return f"({', '.join(map(str, numbers))},)"
+
+
+@contextmanager
+def _trying(
+    selections: Sequence[Selection],
+    wrapper: Callable[[Forward], Forward],
+    copied: Copied,
+) -> Iterator[None]:
+    with ExitStack() as stack:
+        for selection in selections:
+            stack.enter_context(_one(selection, wrapper))
+        yield
+
+
+@contextmanager
+def _one(selection: Selection, wrapper: Callable[[Forward], Forward]) -> Iterator[None]:
+    if selection.numbers is None:
+        with forward_of_class(selection.kind, wrapper):
+            yield
+        return
+    chosen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+    seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+    numbers = selection.numbers
+
+    def begins(module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
+        if not outer and type(module) is selection.root.kind and module not in seen:
+            seen.add(module)
+            modules = of_class(module, selection.kind)
+            chosen.update(modules[number] for number in numbers if number < len(modules))
+
+    inner: AbstractContextManager[None] = forward_of_class(
+        selection.kind, wrapper, chosen.__contains__
+    )
+    with calls_followed(begins), inner:
+        yield

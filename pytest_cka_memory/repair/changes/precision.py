@@ -1,0 +1,76 @@
+"""Narrower types: autocast, and weights in bfloat16."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.repair.changes.forwards import (
+    Forward,
+    edits_of_roots,
+    forward_of_roots,
+)
+from pytest_cka_memory.repair.edits import wrapped
+from pytest_cka_memory.repair.observation import Observed, Root
+from pytest_cka_memory.repair.trials import Change, Copied, Refusal, replaced
+
+GROUP = "precision"
+NUMBERS = "changes the numbers: bfloat16"
+
+
+def offers(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield what applies to models in float32."""
+    roots = [root for root in observed.roots if root.classes]
+    if not roots or observed.is_autocast or observed.half or observed.is_compiled:
+        return
+    device = observed.device
+    cast = f'torch.autocast("{device}", dtype=torch.bfloat16)'
+    yield Change(
+        "bfloat16 autocast",
+        GROUP,
+        functools.partial(_autocasting, roots, device),
+        numbers=NUMBERS,
+        edits=edits_of_roots(roots, cast, cast),
+        advice=f"call the model in {cast}",
+        order=3,
+    )
+    sites = {root.made_at for root in roots}
+    yield Change(
+        "bfloat16 weights",
+        GROUP,
+        functools.partial(_converting, roots),
+        numbers=NUMBERS,
+        edits=None
+        if None in sites
+        else tuple(wrapped(site, "", ".to(torch.bfloat16)") for site in sites if site),
+        advice="convert the model with .to(torch.bfloat16), and its inputs",
+        order=0,
+    )
+
+
+@contextmanager
+def _autocasting(roots: list[Root], device: str, copied: Copied) -> Iterator[None]:
+    def cast(forward: Forward) -> Forward:
+        changed: Forward = torch.autocast(device, dtype=torch.bfloat16)(forward)
+        return changed
+
+    with forward_of_roots(roots, cast):
+        yield
+
+
+@contextmanager
+def _converting(roots: list[Root], copied: Copied) -> Iterator[None]:
+    def wrapper(kind: type, init: Callable[..., None]) -> Callable[..., None]:
+        def made(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            init(module, *args, **kwargs)
+            if type(module) is kind:
+                module.to(torch.bfloat16)
+
+        return made
+
+    with ExitStack() as stack:
+        for kind in dict.fromkeys(root.kind for root in roots):
+            stack.enter_context(replaced(kind, "__init__", wrapper(kind, kind.__init__)))
+        yield

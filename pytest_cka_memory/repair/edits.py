@@ -1,0 +1,258 @@
+"""Edits of source files: what to write, as a unified diff or as a patched copy."""
+
+import ast
+import difflib
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
+
+from pytest_cka_memory.repair.sites import Site, is_users
+
+_OPENING, _CLOSING = 1, 0
+"""What is inserted at one position: texts that close come before texts that open."""
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """A text that is inserted, or that replaces an expression."""
+
+    line: int
+    column: int
+    text: str
+    kind: int = _OPENING
+    end_line: int = 0
+    end_column: int = 0
+    """The end of what is replaced; 0 if nothing is."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of one file."""
+
+    file: str
+    insertions: tuple[Insertion, ...]
+    helpers: tuple[str, ...] = ()
+    """Code at the top level that it needs, written once per file before its first use."""
+
+
+def wrapped(site: Site, before: str, after: str, *helpers: str) -> Edit:
+    """Return an edit that writes text around an expression."""
+    opening = Insertion(site.line, site.column, before)
+    closing = Insertion(site.end_line, site.end_column, after, _CLOSING)
+    return Edit(site.file, (opening, closing), helpers)
+
+
+def with_argument(site: Site, name: str, value: str) -> Edit | None:
+    """Return an edit that gives an argument to the call at `site`; None if it is no call."""
+    call = _call_at(site)
+    if call is None:
+        return None
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            node = keyword.value
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            new = Insertion(
+                *(node.lineno, node.col_offset, value, _OPENING),
+                *(node.end_lineno, node.end_col_offset),
+            )
+            return Edit(site.file, (new,))
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    comma = ", " if given and not _has_trailing_comma(site) else ""
+    end = Insertion(site.end_line, site.end_column - 1, f"{comma}{name}={value}", _CLOSING)
+    return Edit(site.file, (end,))
+
+
+def with_callee(site: Site, name: str, *helpers: str) -> Edit | None:
+    """Return an edit that calls another function at `site`; None if it is no call."""
+    call = _call_at(site)
+    if call is None:
+        return None
+    node = call.func
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    new = Insertion(
+        node.lineno, node.col_offset, name, _OPENING, node.end_lineno, node.end_col_offset
+    )
+    return Edit(site.file, (new,), helpers)
+
+
+def decorated(code: CodeType, decorator: str, *helpers: str) -> Edit | None:
+    """Return an edit that decorates the function of `code`; None if it is not in a user's file."""
+    if not is_users(code.co_filename):
+        return None
+    lines = _lines(code.co_filename)
+    first = lines[code.co_firstlineno - 1]
+    stripped = first.lstrip()
+    if not stripped.startswith((b"def ", b"async def ", b"@")):
+        return None
+    indent = first[: len(first) - len(stripped)].decode()
+    text = f"{indent}{decorator}\n"
+    return Edit(code.co_filename, (Insertion(code.co_firstlineno, 0, text),), helpers)
+
+
+def in_context(site: Site, context: str) -> Edit | None:
+    """Return an edit that runs the statement around `site` in ``with context:``.
+
+    None if the statement cannot be indented: it shares its line, or has a string of several lines.
+    """
+    tree = _tree(site.file)
+    statement = next(
+        (
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return))
+            and _contains(node, site)
+        ),
+        None,
+    )
+    if statement is None:
+        return None
+    assert statement.end_lineno is not None
+    lines = _lines(site.file)[statement.lineno - 1 : statement.end_lineno]
+    indent = lines[0][: statement.col_offset]
+    after = lines[-1][statement.end_col_offset :].strip()
+    if indent.strip() or (after and not after.startswith(b"#")):
+        return None
+    if any(
+        isinstance(node, (ast.Constant, ast.JoinedStr)) and node.lineno != node.end_lineno
+        for node in ast.walk(statement)
+    ):
+        return None
+    start = Insertion(statement.lineno, 0, f"{indent.decode()}with {context}:\n    ")
+    rest = (
+        Insertion(line, 0, "    ") for line in range(statement.lineno + 1, statement.end_lineno + 1)
+    )
+    return Edit(site.file, (start, *rest))
+
+
+def _contains(node: ast.stmt, site: Site) -> bool:
+    assert node.end_lineno is not None
+    return (node.lineno, node.col_offset) <= (site.line, site.column) and (
+        site.end_line,
+        site.end_column,
+    ) <= (node.end_lineno, node.end_col_offset or 0)
+
+
+def _call_at(site: Site) -> ast.Call | None:
+    where = (site.line, site.column, site.end_line, site.end_column)
+    for node in ast.walk(_tree(site.file)):
+        if isinstance(node, ast.Call) and where == (
+            *(node.lineno, node.col_offset),
+            *(node.end_lineno, node.end_col_offset),
+        ):
+            return node
+    return None
+
+
+def _has_trailing_comma(site: Site) -> bool:
+    lines = _lines(site.file)
+    before = b"".join([*lines[site.line - 1 : site.end_line - 1]])
+    before += lines[site.end_line - 1][: site.end_column - 1]
+    return before.rstrip().endswith(b",")
+
+
+def _tree(file: str) -> ast.Module:
+    return ast.parse(Path(file).read_bytes())
+
+
+def _lines(file: str) -> list[bytes]:
+    return Path(file).read_bytes().splitlines(keepends=True)
+
+
+def patched(edits: Iterable[Edit]) -> Mapping[str, str]:
+    """Return the new text of each file that `edits` change.
+
+    Of edits at the same place, the later ones are further out.
+    """
+    of_file: dict[str, list[Edit]] = defaultdict(list)
+    for edit in edits:
+        of_file[edit.file].append(edit)
+    return {file: _patched(Path(file).read_bytes(), own) for file, own in of_file.items()}
+
+
+def _patched(source: bytes, edits: list[Edit]) -> str:
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    pieces: list[tuple[int, int, int, int, bytes]] = []
+    for number, edit in enumerate(edits):
+        for each in edit.insertions:
+            at = starts[each.line - 1] + each.column
+            end = starts[each.end_line - 1] + each.end_column if each.end_line else at
+            order = -number if each.kind == _OPENING else number
+            pieces.append((at, each.kind, order, end, each.text.encode()))
+    helpers = list(dict.fromkeys(helper for edit in edits for helper in edit.helpers))
+    if helpers:
+        at = starts[_line_for_helpers(source, edits) - 1]
+        texts = in_one_text(helpers, set(_imported(source)))
+        text = "".join(f"{text}\n\n\n" for text in texts if text).encode()
+        pieces.append((at, _OPENING, -len(edits), at, text))
+    result, last = b"", 0
+    for at, _, _, end, text in sorted(set(pieces), key=lambda piece: piece[:3]):
+        result += source[last:at] + text
+        last = max(last, end)
+    return (result + source[last:]).decode()
+
+
+def in_one_text(helpers: Iterable[str], known: Collection[str] = ()) -> Iterator[str]:
+    """Yield the imports of all helpers that are not `known` as one text, then their functions."""
+    helpers = list(helpers)
+    lines = [line for helper in helpers for line in helper.splitlines()]
+    imports = dict.fromkeys(line for line in lines if line.startswith(("import ", "from ")))
+    new = (line for line in imports if not set(_imported(line.encode())) <= set(known))
+    yield "\n".join(sorted(new, key=lambda line: (line.startswith("from"), line)))
+    for helper in helpers:
+        kept = [line for line in helper.splitlines() if line not in imports]
+        yield "\n".join(kept).strip()
+
+
+def _imported(source: bytes) -> Iterator[str]:
+    """Yield what a file imports at its top level, with the name that it gets there."""
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                yield f"{start}{alias.name} as {alias.asname or alias.name}"
+
+
+def _line_for_helpers(source: bytes, edits: list[Edit]) -> int:
+    """Return the line before which helpers are defined early enough: the first definition."""
+    first = min(each.line for edit in edits for each in edit.insertions)
+    line = first
+    for statement in ast.parse(source).body:
+        assert statement.end_lineno is not None
+        decorators = getattr(statement, "decorator_list", ())
+        start: int = min([statement.lineno, *(node.lineno for node in decorators)])
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            return min(line, start)
+        if start <= first <= statement.end_lineno:
+            return start
+    return line
+
+
+def without_helpers(edits: Iterable[Edit]) -> list[Edit]:
+    """Return the edits without the code at the top level that they need."""
+    return [replace(edit, helpers=()) for edit in edits]
+
+
+def diff(edits: Iterable[Edit]) -> list[str]:
+    """Return the lines of a unified diff against the user's files."""
+    lines: list[str] = []
+    for file, new in patched(edits).items():
+        name = os.path.relpath(file)
+        name = os.path.basename(file) if name.startswith("..") else name
+        old = Path(file).read_text(encoding="utf-8").splitlines()
+        lines += difflib.unified_diff(
+            *(old, new.splitlines(), f"a/{name}", f"b/{name}"), n=1, lineterm=""
+        )
+    return lines
+
+
+def lines_to_change(edits: Iterable[Edit]) -> int:
+    """Return how many lines are written, without those of helpers that are only pasted."""
+    found = (each for edit in edits for each in edit.insertions if each.text.strip())
+    return len({(each.line, each.text) for each in found})

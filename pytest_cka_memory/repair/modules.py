@@ -1,0 +1,60 @@
+"""Calls of modules while a step runs: which module is the outermost, and how deep a call is."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+
+class CallStack(threading.local):
+    """The modules whose calls have not returned yet, outermost first; one for each thread."""
+
+    def __init__(self) -> None:
+        self.modules: list[torch.nn.Module] = []
+
+
+@contextmanager
+def calls_followed(
+    begins: Callable[[torch.nn.Module, list[torch.nn.Module]], object] = lambda module, outer: None,
+    ends: Callable[[torch.nn.Module, list[torch.nn.Module], Any, Any], object] = (
+        lambda module, outer, given, result: None
+    ),
+) -> Iterator[CallStack]:
+    """Call `begins` before each forward and `ends` after it, with the modules around it.
+
+    `ends` also gets the arguments of the call, positional and named, and its result.
+    """
+    stack = CallStack()
+
+    def before(module: torch.nn.Module, _: object) -> None:
+        begins(module, stack.modules)
+        stack.modules.append(module)
+
+    def after(module: torch.nn.Module, args: Any, *rest: Any) -> None:
+        kwargs, result = rest if len(rest) == 2 else ({}, rest[0])  # no names after an exception
+        if module in stack.modules:
+            while stack.modules.pop() is not module:
+                pass  # calls that ended with an exception
+        ends(module, stack.modules, (args, kwargs), result)
+
+    handles = [
+        register_module_forward_pre_hook(before),
+        register_module_forward_hook(after, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield stack
+    finally:
+        for handle in handles:
+            handle.remove()
+        stack.modules.clear()
+
+
+def of_class(root: torch.nn.Module, kind: type) -> list[torch.nn.Module]:
+    """Return the modules of exactly this class in `root`, in the order of ``root.modules()``."""
+    return [module for module in root.modules() if type(module) is kind]

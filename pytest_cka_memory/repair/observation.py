@@ -1,0 +1,429 @@
+"""What a run of the step as it is shows: modules, optimizers, losses, and what depends on them."""
+
+import random
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pytest_cka_memory.meters.torch_private import has_forward_hooks
+from pytest_cka_memory.repair.modules import calls_followed
+from pytest_cka_memory.repair.sites import Site, calling_site, calls_directly, is_users
+from pytest_cka_memory.repair.trials import replaced
+
+_IN_PLACE = (torch.nn.ReLU, torch.nn.SiLU, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.ReLU6)
+"""Activations that take ``inplace``."""
+_OF_BATCH = (
+    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
+)
+_DROPOUT = (
+    *(torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d),
+    *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
+)
+
+
+@dataclass
+class Root:
+    """A module that the step calls directly: a model. Holds no tensor of it."""
+
+    kind: type[torch.nn.Module]
+    made_at: Site | None
+    called_at: Site | None
+    has_gradients: bool = False
+    """Whether a backward pass reached what it returned."""
+    needs_gradients: bool = False
+    """Whether what it returned requires gradients."""
+    returns_scalar: bool = False
+    batch_size: int = 0
+    """The first size of all its arguments; 0 if they are not all tensors of one such size."""
+    classes: "Counter[type[torch.nn.Module]]" = field(default_factory=Counter)
+    """Class -> how many modules of it are in the model."""
+    nested: "dict[type[torch.nn.Module], set[type[torch.nn.Module]]]" = field(default_factory=dict)
+    """Class -> the classes of the modules that contain one of it."""
+    positions: "dict[type[torch.nn.Module], list[int]]" = field(default_factory=dict)
+    """Class -> the numbers of its modules among those of its class, in the order of their calls."""
+    saved_bytes: "dict[type[torch.nn.Module], list[int]]" = field(default_factory=dict)
+    """Class -> what each of its modules has saved for backward, in the order of their calls."""
+
+
+@dataclass
+class Loss:
+    """A call of ``cross_entropy``."""
+
+    site: Site | None
+    rows: int
+    classes: int
+    usable: bool
+    """Whether it is a mean of one row after the other, with options that are known."""
+
+
+@dataclass
+class Observed:
+    """What one run has shown; plain facts and sites."""
+
+    device: str = "cpu"
+    has_values: bool = True
+    """Whether the device computes values: an emulated one may not."""
+    roots: list[Root] = field(default_factory=list)
+    side_effects: dict[type[torch.nn.Module], str] = field(default_factory=dict)
+    """Class of a module -> what its forward does that happens again if it runs again."""
+    batch_statistics: str = ""
+    """The class of a batch norm that was called in training; empty if there is none."""
+    has_dropout: bool = False
+    optimizers: dict[type[torch.optim.Optimizer], Site | None] = field(default_factory=dict)
+    steps: int = 0
+    backward_calls: int = 0
+    foreach: bool = False
+    """Whether an optimizer has chosen neither ``foreach`` nor ``fused`` itself."""
+    reads_gradients: bool = False
+    """Whether gradients are read between backward and the optimizer's step, as to clip them."""
+    accumulates: bool = False
+    """Whether several backward passes add to one gradient."""
+    is_higher_order: bool = False
+    """Whether a backward pass itself is differentiated, or a graph is kept."""
+    keeps_zeros: list[Site | None] = field(default_factory=list)
+    """Calls of ``zero_grad(set_to_none=False)``."""
+    losses: list[Loss] = field(default_factory=list)
+    attention: set[torch.dtype] = field(default_factory=set)
+    """The types of queries of ``scaled_dot_product_attention``; empty if it is not called."""
+    is_autocast: bool = False
+    is_compiled: bool = False
+    half: bool = False
+    """Whether parameters are in a type of 16 bits already."""
+    activations: dict[type[torch.nn.Module], list[Site | None]] = field(default_factory=dict)
+    """Class of activations that are not in place -> where they are made."""
+    read_again: dict[type[torch.nn.Module], str] = field(default_factory=dict)
+    """Class of activations that must not overwrite their input -> why."""
+
+
+def side_effect(module: torch.nn.Module) -> Callable[[], str]:
+    """Return a function that says what `module` has changed since; empty if nothing that shows."""
+    buffers = {name: buffer._version for name, buffer in module.named_buffers(recurse=False)}
+    before = dict(_comparable(module))
+    known = dict(_globals_used(module))
+    state = random.getstate()
+    numpy = _numpy_state()
+
+    def changed() -> str:
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffers.get(name) != buffer._version:
+                return f"its forward changes the buffer {name}"
+        after = dict(_comparable(module))
+        for name in sorted({*before, *after}):
+            if before.get(name) != after.get(name):
+                return f"its forward changes self.{name}"
+        if dict(_globals_used(module)) != known:
+            return "its forward changes a global variable"
+        if random.getstate() != state:
+            return "its forward draws from Python's random"
+        if _numpy_state() != numpy:
+            return "its forward draws from NumPy's random numbers"
+        return ""
+
+    return changed
+
+
+def _comparable(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
+    # Without torch's own attributes: registries of parameters, modules and hooks.
+    for name, value in vars(module).items():
+        if name.startswith("_") and isinstance(value, (dict, set)):
+            continue
+        if isinstance(value, (bool, int, float, str, type(None))):
+            yield name, value
+        elif isinstance(value, torch.Tensor):
+            yield name, (id(value), value._version)
+        elif isinstance(value, (list, dict, set, tuple)):
+            yield name, (id(value), len(value))
+        else:
+            yield name, id(value)
+
+
+def _globals_used(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield the global variables that the forward of a user's class names, as :func:`_comparable`
+    does: those that it may change.
+    """
+    code = getattr(type(module).forward, "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return
+    values = type(module).forward.__globals__
+    for name in code.co_names:
+        value = values.get(name)
+        if isinstance(value, (list, dict, set)):
+            yield name, (id(value), len(value))
+        elif isinstance(value, (bool, int, float, str)):
+            yield name, value
+
+
+def _numpy_state() -> object:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    kind, keys, position, *_ = numpy.random.get_state()
+    return kind, keys.tobytes(), position
+
+
+def _loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loss:
+    site = calling_site() if calls_directly(5) else None
+    rows, classes = args[0].shape
+    rest = {name for name, value in kwargs.items() if value is not None}
+    rest -= {"ignore_index", "label_smoothing", "reduction"}
+    is_mean = len(args) == 2 and kwargs.get("reduction", "mean") == "mean"
+    return Loss(site, rows, classes, is_mean and not rest and args[1].dim() == 1)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees the calls of torch's functions that changes depend on."""
+
+    def __init__(self, observer: "_Observer") -> None:
+        super().__init__()
+        self._observer = observer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self._observer.sees(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+_GRAD = vars(torch.Tensor).get("grad", torch.Tensor.grad).__get__
+
+
+class _Observer:
+    """Fills in :class:`Observed` while a step runs."""
+
+    def __init__(self) -> None:
+        self.observed = Observed()
+        self._made: weakref.WeakKeyDictionary[object, Site | None] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
+        self._changed: list[Callable[[], str]] = []
+        self._stack: list[torch.nn.Module] = []
+        self._in_optimizer = 0
+        self._in_backward = 0
+        self._since_step = 0
+        self._saved: list[set[tuple[int, int]]] = []
+        self._inputs: dict[int, tuple[type[torch.nn.Module], torch.Tensor]] = {}
+        """Address -> the activation whose input is there, and the input."""
+
+    def sees(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        observed = self.observed
+        name = getattr(func, "__name__", "")
+        self._note_reads(args)
+        if kwargs.get("generator") is not None:
+            for module in self._stack:
+                observed.side_effects.setdefault(
+                    type(module), "its forward draws from a torch.Generator of its own"
+                )
+        if func == _GRAD and self._since_step and not self._in_optimizer and not self._in_backward:
+            observed.reads_gradients = True
+        elif name == "scaled_dot_product_attention":
+            observed.attention.add(args[0].dtype)
+        elif func is torch.nn.functional.cross_entropy and args and args[0].dim() == 2:
+            observed.losses.append(_loss(args, kwargs))
+
+    def _note_reads(self, args: tuple[Any, ...]) -> None:
+        """Note activations whose input is an argument of another function after them."""
+        if not self._inputs or (self._stack and isinstance(self._stack[-1], _IN_PLACE)):
+            return
+        for tensor in _tensors(args):
+            kind, _ = self._inputs.get(tensor.data_ptr(), (None, None))
+            if kind is not None:
+                self.observed.read_again.setdefault(kind, "its input is read again after it")
+
+    def _note_input(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        """Keep the input of an activation, so that nothing else gets its address."""
+        if not isinstance(module, _IN_PLACE) or module.inplace or not args:
+            return
+        if args[0].is_leaf:
+            because = "its input is not computed by the model"
+            self.observed.read_again.setdefault(type(module), because)
+        self._inputs[args[0].data_ptr()] = (type(module), args[0])
+
+    def begins(self, module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
+        self._stack = outer
+        self._changed.append(side_effect(module))
+        self._saved.append(set())
+        # In a backward pass modules are called again by checkpoints of the user's own.
+        if not outer and module not in self._known and not self._in_backward:
+            self._add_root(module)
+
+    def _add_root(self, module: torch.nn.Module) -> None:
+        observed = self.observed
+        root = Root(type(module), self._made.get(module), calling_site())
+        self._known[module] = root
+        observed.roots.append(root)
+        observed.is_compiled |= type(module).__name__ == "OptimizedModule"
+        for child in module.modules():
+            for inner in child.modules():
+                if inner is not child:
+                    root.nested.setdefault(type(inner), set()).add(type(child))
+        for child in module.modules():
+            kind = type(child)
+            root.classes[kind] += 1
+            if has_forward_hooks(child):
+                because = f"a hook of the {kind.__name__} in it would run twice"
+                for around in root.nested.get(kind, ()):
+                    observed.side_effects.setdefault(around, because)
+            if isinstance(child, _IN_PLACE) and not child.inplace:
+                observed.activations.setdefault(kind, []).append(self._made.get(child))
+        for parameter in module.parameters():
+            observed.half |= parameter.dtype in (torch.bfloat16, torch.float16)
+            if parameter.device.type != "cpu":
+                observed.device = parameter.device.type
+
+    def ends(
+        self, module: torch.nn.Module, outer: list[torch.nn.Module], given: Any, result: Any
+    ) -> None:
+        observed = self.observed
+        self._note_input(module, given[0])
+        effect = self._changed.pop()() if self._changed else ""
+        saved = self._saved.pop() if self._saved else set()
+        if effect:
+            for around in (module, *outer):
+                observed.side_effects.setdefault(type(around), effect)
+        if module.training and isinstance(module, _OF_BATCH):
+            observed.batch_statistics = type(module).__name__
+        if module.training and isinstance(module, _DROPOUT):
+            observed.has_dropout = observed.has_dropout or module.p > 0
+        observed.is_autocast |= torch.is_autocast_enabled(observed.device)
+        root = self._known.get(outer[0] if outer else module)
+        if root is not None:
+            number = len(root.saved_bytes.setdefault(type(module), []))
+            root.saved_bytes[type(module)].append(sum(size for _, size in saved))
+            root.positions.setdefault(type(module), []).append(number)
+        if self._saved:
+            self._saved[-1] |= saved
+        if not outer and root is not None:
+            self._note_call(root, given, result)
+
+    def _note_call(self, root: Root, given: Any, result: Any) -> None:
+        args, kwargs = given
+        sizes = {each.shape[0] if _is_batch(each) else 0 for each in args}
+        root.batch_size = sizes.pop() if len(sizes) == 1 and not kwargs else 0
+        for tensor in _tensors(result):
+            root.returns_scalar = tensor.dim() == 0 and tensor is result
+            if tensor.requires_grad:
+                root.needs_gradients = True
+                tensor.register_hook(lambda _, root=root: setattr(root, "has_gradients", True))
+
+    def packs(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._saved and not isinstance(tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            self._saved[-1].add((storage.data_ptr(), storage.nbytes()))
+        # Not the tensor itself: a node that saves its own result would never be freed.
+        return tensor.detach()
+
+    @contextmanager
+    def observing(self) -> Iterator[Observed]:
+        observed = self.observed
+
+        def module_made(init: Callable[..., None]) -> Callable[..., None]:
+            def made(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+                init(module, *args, **kwargs)
+                self._made[module] = calling_site(module)
+
+            return made
+
+        def optimizer_made(init: Callable[..., None]) -> Callable[..., None]:
+            def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+                init(optimizer, *args, **kwargs)
+                observed.optimizers[type(optimizer)] = calling_site(optimizer)
+
+            return made
+
+        def zeroed(function: Callable[..., Any]) -> Callable[..., Any]:
+            def zero(owner: Any, set_to_none: bool = True) -> None:
+                if not set_to_none:
+                    observed.keeps_zeros.append(calling_site() if calls_directly(1) else None)
+                self._in_optimizer += 1
+                try:
+                    function(owner, set_to_none)
+                finally:
+                    self._in_optimizer -= 1
+
+            return zero
+
+        def backwards(function: Callable[..., Any]) -> Callable[..., Any]:
+            # The positions of retain_graph and create_graph.
+            first = 2 if function is torch.autograd.backward else 3
+
+            def backward(*args: Any, **kwargs: Any) -> Any:
+                observed.backward_calls += 1
+                self._since_step += 1
+                kept = (*args[first : first + 2], kwargs.get("retain_graph"))
+                observed.is_higher_order |= any(kept) or bool(kwargs.get("create_graph"))
+                self._in_backward += 1
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self._in_backward -= 1
+
+            return backward
+
+        def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            observed.optimizers.setdefault(type(optimizer), None)
+            observed.steps += 1
+            observed.accumulates |= self._since_step > 1
+            self._since_step = 0
+            self._in_optimizer += 1
+            groups = optimizer.param_groups
+            observed.foreach |= any(
+                "foreach" in group and group["foreach"] is None and not group.get("fused")
+                for group in groups
+            )
+
+        def after_step(*_: Any) -> None:
+            self._in_optimizer -= 1
+
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        wrappers: list[tuple[Any, str, Callable[..., Any]]] = [
+            (torch.nn.Module, "__init__", module_made),
+            (torch.optim.Optimizer, "__init__", optimizer_made),
+            (torch.optim.Optimizer, "zero_grad", zeroed),
+            (torch.nn.Module, "zero_grad", zeroed),
+            (torch.autograd, "backward", backwards),
+            (torch.autograd, "grad", backwards),
+        ]
+        with ExitStack() as stack:
+            for owner, name, wrapper in wrappers:
+                stack.enter_context(replaced(owner, name, wrapper(vars(owner)[name])))
+            stack.callback(register_optimizer_step_pre_hook(before_step).remove)
+            stack.callback(register_optimizer_step_post_hook(after_step).remove)
+            stack.enter_context(calls_followed(self.begins, self.ends))
+            stack.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(self.packs, lambda tensor: tensor)
+            )
+            stack.enter_context(_Functions(self))
+            stack.callback(self._inputs.clear)
+            yield observed
+
+
+def _is_batch(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+@contextmanager
+def observing() -> Iterator[Observed]:
+    """Observe the block: what it shows is in the result, which is complete at its end."""
+    with _Observer().observing() as observed:
+        yield observed

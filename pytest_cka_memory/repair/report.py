@@ -1,0 +1,190 @@
+"""What was tried, as text: the table, and what to write."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_cka_memory.repair.edits import diff, in_one_text, without_helpers
+from pytest_cka_memory.repair.results import Repairs, keeps_numbers
+from pytest_cka_memory.repair.trials import Trial
+from pytest_cka_memory.units import MB, format_size, format_with_unit
+
+_MOST_ROWS = 16
+_MOST_COMBINATIONS = 4
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What would lower the peak of a step. ``print(report)`` shows the table and the patches."""
+
+    repairs: Repairs
+    """Everything that was tried."""
+    device: str
+    """The measured device, as reports name it."""
+    label: str = ""
+    """What was run: a function or a test."""
+
+    @property
+    def recommended(self) -> list[Trial]:
+        """What the report says how to write: first what keeps the numbers."""
+        return recommended(self.repairs)
+
+    @property
+    def peaks_mb(self) -> dict[str, float]:
+        """Name of a change or a combination -> the peak under it in MB, the lowest first."""
+        return {trial.name: trial.peak_bytes / MB for trial in self.repairs.ran}
+
+    def __str__(self) -> str:
+        return as_text(self.repairs, device=self.device, label=self.label).rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"<RepairReport of {self.label or 'a step'}: {len(self.repairs.trials)} tried>"
+
+
+def as_text(repairs: Repairs, *, device: str, label: str = "") -> str:
+    """Return the table, what fits, and what to write for what is recommended."""
+    return "\n".join(_lines(repairs, device, label)) + "\n"
+
+
+def _lines(repairs: Repairs, device: str, label: str) -> Iterator[str]:
+    yield f"{f'{label}: ' if label else ''}what lowers the peak, measured on {device}"
+    yield ""
+    yield from _table(repairs)
+    if not repairs.is_complete:
+        yield "not everything was tried: the search was interrupted, or had no time left"
+    for refusal in repairs.refusals:
+        yield f"not tried: {refusal.name}: {refusal.because}"
+    yield ""
+    yield from _answer(repairs)
+    helpers: dict[str, None] = {}
+    for trial in recommended(repairs):
+        yield from _to_write(repairs, trial)
+        edits = (edit for change in trial.changes for edit in change.edits or ())
+        helpers |= dict.fromkeys(helper for edit in edits for helper in edit.helpers)
+    if helpers:
+        yield ""
+        yield "with this above its first use:"
+        for helper in in_one_text(helpers):
+            yield from _indented(["", *helper.splitlines()])
+
+
+def _table(repairs: Repairs) -> Iterator[str]:
+    from tabulate import tabulate
+
+    base = repairs.as_it_is
+    head = ["change", "peak", "saved", "reserved", "FLOPs", "to host", "numbers"]
+    rows = [_row(repairs, base)]
+    singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
+    several = [trial for trial in repairs.ran if len(trial.changes) > 1]
+    several = [trial for trial in several if not repairs.has_idle_part(trial)]
+    wanted = {trial.name for trial in recommended(repairs)}
+    kept = [trial for trial in singles if repairs.saved_bytes(trial) > 0 or trial.name in wanted]
+    idle = [trial for trial in singles if trial not in kept]
+    best = [t for n, t in enumerate(several) if n < _MOST_COMBINATIONS or t.name in wanted]
+    rows += [_row(repairs, trial) for trial in [*kept[:_MOST_ROWS], *best]]
+    align = ("left", "right", "right", "right", "right", "right", "left")
+    yield from tabulate(
+        [head, *rows], tablefmt="plain", disable_numparse=True, colalign=align
+    ).splitlines()
+    yield "Sizes are in MB (2**20 bytes) unless a unit is given"
+    if idle:
+        yield f"saves nothing: {'; '.join(trial.name for trial in idle)}"
+    for trial in repairs.trials:
+        if trial.figures is None and len(trial.changes) == 1:
+            yield f"does not run: {trial.name}: {trial.error[:160]}"
+
+
+def _row(repairs: Repairs, trial: Trial) -> list[str]:
+    if trial.figures is None:
+        return [trial.name, trial.error, "", "", "", "", ""]
+    saved = repairs.saved_bytes(trial)
+    base = repairs.as_it_is
+    again = ""
+    if trial.flops is not None and base.flops:
+        percent = 100 * (trial.flops - base.flops) / base.flops
+        again = f"+{percent:.0f} %" if percent >= 0.5 else "+0 %"
+    return [
+        trial.name,
+        format_size(trial.peak_bytes),
+        format_size(saved) if trial.changes and base.figures is not None else "",
+        format_size(trial.figures.reserved_bytes),
+        again if trial.changes else "",
+        format_size(trial.host_bytes) if trial.host_bytes else "",
+        (trial.numbers or "the same") if trial.changes else "",
+    ]
+
+
+def recommended(repairs: Repairs) -> list[Trial]:
+    """Return the trials for which the report says what to write."""
+    if repairs.budget_bytes is not None:
+        if fits_as_it_is(repairs):
+            return []
+        fitting = repairs.fitting
+        exact = [trial for trial in fitting if keeps_numbers(trial)]
+        found = [*exact[:1], *fitting[:1]]
+    else:
+        singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
+        exact = [trial for trial in singles if keeps_numbers(trial)]
+        candidates = [*exact[:1], repairs.lowest_exact]
+        found = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
+        if not found and repairs.lowest is not None:
+            found = [repairs.lowest]
+    return list({trial.name: trial for trial in found}.values())
+
+
+def fits_as_it_is(repairs: Repairs) -> bool:
+    """Whether the step fits the budget without a change."""
+    figures, budget = repairs.as_it_is.figures, repairs.budget_bytes
+    return budget is not None and figures is not None and figures.peak_bytes <= budget
+
+
+def _answer(repairs: Repairs) -> Iterator[str]:
+    if repairs.budget_bytes is None:
+        if repairs.lowest is None:
+            yield "nothing that was tried lowers the peak"
+        return
+    budget = format_with_unit(repairs.budget_bytes)
+    if fits_as_it_is(repairs):
+        yield f"it fits {budget} as it is"
+    elif repairs.fitting:
+        cheapest = repairs.fitting[0]
+        yield f"cheapest that fits {budget}: {cheapest.name} ({_sizes(cheapest)})"
+        exact = [trial for trial in repairs.fitting if keeps_numbers(trial)]
+        if not keeps_numbers(cheapest):
+            yield (
+                f"cheapest that keeps the numbers: {exact[0].name} ({_sizes(exact[0])})"
+                if exact
+                else "nothing that keeps the numbers fits"
+            )
+    else:
+        lowest = repairs.lowest
+        everything = "" if lowest is None else f": {_sizes(lowest)} with {lowest.name}"
+        yield (
+            f"does not fit {budget} even with everything{everything}"
+            if repairs.is_complete
+            else f"nothing that was tried fits {budget}{everything}"
+        )
+
+
+def _sizes(trial: Trial) -> str:
+    return format_with_unit(trial.peak_bytes)
+
+
+def _to_write(repairs: Repairs, trial: Trial) -> Iterator[str]:
+    yield ""
+    saved = repairs.saved_bytes(trial)
+    less = f", {format_with_unit(saved)} less" if saved > 0 else ""
+    yield f"{trial.name}: peak {_sizes(trial)}{less}"
+    yield f"  numbers: {trial.numbers or 'the same'}"
+    edits = trial.edits
+    if edits:
+        yield from _indented(diff(without_helpers(edits)))
+        return
+    for change in trial.changes:
+        yield f"  {change.name}: {change.advice}"
+        if change.edits:
+            yield from _indented(diff(without_helpers(change.edits)))
+
+
+def _indented(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"  {line}".rstrip()

@@ -1,0 +1,318 @@
+"""Try changes, alone and in combinations, and find the cheapest that fit a budget."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, islice
+
+from pytest_cka_memory.repair.changes import checkpointing, offered
+from pytest_cka_memory.repair.observation import Observed, observing
+from pytest_cka_memory.repair.results import LEAST_SHARE, Repairs, keeps_numbers
+from pytest_cka_memory.repair.trials import Change, Runner, Trial, flops_of, tried
+
+_MOST_COMBINED = 3
+_MOST_SWAPS = 40
+_LEAST_COUNTED = 2
+"""So many operations are counted even if there is no time left."""
+
+
+class Search:
+    """Runs a step under changes, as long as there is time.
+
+    Args:
+        run: runs the step once and returns its figures.
+        is_out_of_memory: whether an exception says that the device is full.
+        progress: called with a line for each trial.
+        budget_bytes: what the peak must not exceed; None to look for the lowest one.
+        seconds: after so many seconds of processor time no new trial begins.
+        has_values: whether the device computes values.
+        goes_on: whether changes are tried if the step runs out of memory as it is. Then only that
+            is known of it which it did before.
+    """
+
+    def __init__(
+        self,
+        run: Runner,
+        is_out_of_memory: Callable[[BaseException], bool],
+        *,
+        progress: Callable[[str], object] = lambda line: None,
+        budget_bytes: int | None = None,
+        seconds: float = 20.0,
+        has_values: bool = True,
+        goes_on: bool = True,
+    ) -> None:
+        self._run = run
+        self._is_out_of_memory = is_out_of_memory
+        self._progress = progress
+        self._deadline = time.process_time() + seconds
+        self._has_values = has_values
+        self._goes_on = goes_on
+        self._known: dict[frozenset[str], Trial] = {}
+        self._number = 0
+        self.was_interrupted = False
+        self.repairs = Repairs(Trial((), None, "not run"), budget_bytes=budget_bytes)
+
+    def search(self) -> Repairs:
+        """Return what was found, also if Ctrl-C has ended the search."""
+        try:
+            self._search()
+            self.repairs.is_complete = not self._is_late
+        except KeyboardInterrupt:
+            self.was_interrupted = True
+            self._progress("interrupted: this is what is known so far")
+        return self.repairs
+
+    @property
+    def _is_late(self) -> bool:
+        return time.process_time() > self._deadline
+
+    def _search(self) -> None:
+        observed = self._observe()
+        self.repairs.as_it_is = replace(self._try(()), flops=None)
+        if self.repairs.as_it_is.figures is None and not self._goes_on:
+            return
+        changes, refusals = offered(observed)
+        self.repairs.refusals = refusals
+        for change in changes:
+            if self._is_late:
+                return
+            self._try((change,))
+        changes += self._variants(changes)
+        self._fewest_checkpoints(changes)
+        self._combine(changes)
+        self._count_flops()
+
+    def _variants(self, changes: Sequence[Change]) -> list[Change]:
+        """Try the cheaper forms of the checkpoints that save most."""
+        every = [change for change in changes if change.group == checkpointing.GROUP]
+        ran = [change for change in every if self._try((change,)).figures is not None]
+        if not ran:
+            return []
+        best = min(ran, key=lambda change: self._try((change,)).peak_bytes)
+        found = []
+        for change in checkpointing.variants(best):
+            if self._is_late:
+                break
+            self._try((change,))
+            found.append(change)
+        return found
+
+    def _observe(self) -> Observed:
+        self._progress("as it is, observed")
+        try:
+            with observing() as observed:
+                observed.has_values = self._has_values
+                self._run()
+        except Exception as error:
+            if not self._is_out_of_memory(error):
+                raise
+        return observed
+
+    def _try(self, changes: Sequence[Change]) -> Trial:
+        key = frozenset(change.name for change in changes)
+        if key not in self._known:
+            began = time.monotonic()
+            trial = self._known[key] = tried(changes, self._run, self._is_out_of_memory)
+            self._number += 1
+            self._progress(_line(self._number, trial, time.monotonic() - began))
+            if changes:
+                self.repairs.trials.append(trial)
+        return self._known[key]
+
+    def _fits(self, trial: Trial) -> bool:
+        budget = self.repairs.budget_bytes
+        return budget is not None and trial.figures is not None and trial.peak_bytes <= budget
+
+    def _lowers(self, trial: Trial) -> bool:
+        if trial.figures is None:
+            return False
+        if self.repairs.as_it_is.figures is None:
+            return True
+        return self.repairs.saved_bytes(trial) > 0
+
+    def _fewest_checkpoints(self, changes: Sequence[Change], beside: Sequence[Change] = ()) -> None:
+        """Look for the fewest modules whose checkpoints fit the budget, beside other changes."""
+        if self.repairs.budget_bytes is None:
+            return
+        for change in changes:
+            selection = change.part
+            if isinstance(selection, checkpointing.Selection) and selection.numbers is None:
+                fits = partial(self._fits_with, (*beside,), change.numbers)
+                fewest(selection, fits, lambda: self._is_late)
+
+    def _fits_with(
+        self, beside: tuple[Change, ...], numbers: str, chosen: checkpointing.Selection
+    ) -> bool:
+        return self._fits(self._try((*beside, checkpointing.change_for(chosen, numbers))))
+
+    def _combine(self, changes: Sequence[Change]) -> None:
+        """Add change after change to the best so far: first those that keep the numbers."""
+        useful = [change for change in changes if self._is_useful(change)]
+        exact = [change for change in useful if keeps_numbers(Trial((change,), None))]
+        for offers in (exact, useful):
+            self._grow(self._best_of_groups(offers))
+        budget = self.repairs.budget_bytes
+        if budget is not None:
+            self._combine_cheaply(useful)
+
+    def _best_of_groups(self, changes: Sequence[Change]) -> list[Change]:
+        best: dict[str, Change] = {}
+        for change in changes:
+            known = best.setdefault(change.group, change)
+            if self._try((change,)).peak_bytes < self._try((known,)).peak_bytes:
+                best[change.group] = change
+        return list(best.values())
+
+    def _is_useful(self, change: Change) -> bool:
+        """Whether a change alone lowers the peak, or cannot be judged alone."""
+        trial = self._try((change,))
+        if trial.figures is None:
+            return False
+        if self.repairs.as_it_is.figures is None:
+            return True
+        return self.repairs.saved_bytes(trial) > -self.repairs.as_it_is.peak_bytes * 0.05
+
+    def _grow(self, offers: Sequence[Change]) -> None:
+        ran = [self._try((change,)) for change in offers]
+        if not ran:
+            return
+        best = min(ran, key=lambda trial: trial.peak_bytes)
+        saving = [change for change in offers if self._saves(self._try((change,)))]
+        for _ in range(_MOST_COMBINED - 1):
+            lower = self._lowest_with_one_more(best, saving)
+            if lower is None:
+                break
+            best = lower
+        # What saves nothing alone may do so where the peak is now.
+        self._lowest_with_one_more(best, [change for change in offers if change not in saving])
+
+    def _lowest_with_one_more(self, best: Trial, offers: Sequence[Change]) -> Trial | None:
+        """Return the lowest of `best` with one change more; None if that is not much lower."""
+        groups = {change.group for change in best.changes}
+        grown = [
+            self._try((*best.changes, change))
+            for change in offers
+            if change.group not in groups and not self._is_late
+        ]
+        limit = best.peak_bytes * (1 - LEAST_SHARE)
+        better = [t for t in grown if t.figures is not None and t.peak_bytes < limit]
+        return min(better, key=lambda trial: trial.peak_bytes, default=None)
+
+    def _saves(self, trial: Trial) -> bool:
+        base = self.repairs.as_it_is
+        if base.figures is None:
+            return True
+        return self.repairs.saved_bytes(trial) > LEAST_SHARE * base.peak_bytes
+
+    def _combine_cheaply(self, useful: Sequence[Change]) -> None:
+        """Look for a combination that fits and computes less again than those that do so far."""
+        free = [change for change in useful if not change.recomputes and change.group != "host"]
+        for count in (2, 3):
+            for some in combinations(free, count):
+                if self._is_late:
+                    return
+                if len({change.group for change in some}) == count and not any(
+                    set(trial.changes) <= set(some) for trial in self.repairs.fitting
+                ):
+                    self._try(some)
+        checkpoints = [change for change in useful if change.group == checkpointing.GROUP]
+        best_free = [trial for trial in self.repairs.ran if set(trial.changes) <= set(free)]
+        if best_free and checkpoints and not self._is_late:
+            self._fewest_checkpoints(checkpoints, best_free[0].changes)
+
+    def _count_flops(self) -> None:
+        """Count what the trials that are shown compute, to say what they compute again."""
+        repairs = self.repairs
+        repairs.as_it_is = replace(repairs.as_it_is, flops=flops_of((), self._run))
+        if repairs.as_it_is.flops is None:
+            return
+        recomputing = [
+            trial
+            for trial in repairs.ran
+            if any(change.recomputes for change in trial.changes) and self._lowers(trial)
+        ]
+        # Lowest peaks first, singles before combinations: the others are left out for lack of time.
+        recomputing.sort(key=lambda trial: (len(trial.changes) > 1, trial.peak_bytes))
+        counted: dict[frozenset[str], int | None] = {}
+        for trial in recomputing:
+            again = frozenset(change.name for change in trial.changes if change.recomputes)
+            if again not in counted:
+                if self._is_late and len(counted) >= _LEAST_COUNTED:
+                    continue
+                some = [change for change in trial.changes if change.recomputes]
+                self._progress(f"floating-point operations of: {', '.join(sorted(again))}")
+                counted[again] = flops_of(some, self._run)
+            self._replace(trial, counted[again])
+        for trial in list(repairs.trials):
+            if not any(change.recomputes for change in trial.changes):
+                self._replace(trial, repairs.as_it_is.flops)
+
+    def _replace(self, trial: Trial, flops: int | None) -> None:
+        trials = self.repairs.trials
+        trials[trials.index(trial)] = replace(trial, flops=flops)
+
+
+def fewest(
+    every: checkpointing.Selection,
+    fits: Callable[[checkpointing.Selection], bool],
+    is_late: Callable[[], bool] = lambda: False,
+) -> tuple[int, ...] | None:
+    """Return the fewest modules whose checkpoints fit, by running the step; None if none fit.
+
+    Modules that save most come first, of equal ones those that run first: what the last one saves
+    is computed again while everything else is still live. Then single modules are exchanged.
+    """
+    count = every.count
+    saved = every.root.saved_bytes.get(every.kind, [])[:count]
+    saved += [0] * (count - len(saved))
+    ranked = sorted(range(count), key=lambda number: -saved[number])
+
+    def chosen(numbers: Iterable[int]) -> bool:
+        some = tuple(sorted(numbers))
+        selection = replace(every, numbers=None if len(some) == count else some)
+        return bool(some) and fits(selection)
+
+    # All of them may need more than some: what one computes again is live beside the rest.
+    some_that_fit = (
+        size for size in range(count, 0, -1) if not is_late() and chosen(ranked[:size])
+    )
+    high = next(some_that_fit, 0)
+    if not high:
+        others = (some for size in range(1, count) for some in combinations(ranked, size))
+        limited = islice(others, _MOST_SWAPS)
+        return next((tuple(sorted(it)) for it in limited if not is_late() and chosen(it)), None)
+    low = 0  # `high` fit, `low` do not
+    while high - low > 1 and not is_late():
+        middle = (low + high) // 2
+        if chosen(ranked[:middle]):
+            high = middle
+        else:
+            low = middle
+    best = tuple(ranked[:high])
+    tries = 0
+    while len(best) > 1:
+        for other in _neighbours(ranked, len(best) - 1):
+            tries += 1
+            if tries > _MOST_SWAPS or is_late():
+                return tuple(sorted(best))
+            if chosen(other):
+                best = other
+                break
+        else:
+            break
+    return tuple(sorted(best))
+
+
+def _neighbours(ranked: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    """Yield other choices of `count` modules, those first that exchange one of the best."""
+    first, rest = ranked[:count], ranked[count:]
+    for new in rest:
+        for number in range(count - 1, -1, -1):
+            yield (*first[:number], *first[number + 1 :], new)
+    yield from combinations(ranked, count)
+
+
+def _line(number: int, trial: Trial, seconds: float) -> str:
+    found = trial.error if trial.figures is None else f"{trial.peak_bytes / 2**20:,.0f} MB"
+    return f"{number:3}  {found:>12}  {trial.name}  ({seconds:.1f} s)"

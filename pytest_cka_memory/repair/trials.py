@@ -1,0 +1,166 @@
+"""One run of the step under changes, and what it needed."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from pytest_cka_memory.meters.patching import Patch
+from pytest_cka_memory.repair.edits import Edit, lines_to_change
+
+EXACT = ""
+"""The numbers stay the same, bit for bit."""
+LAST_DIGITS = "last digits differ"
+"""The numbers are rounded differently."""
+
+
+class Figures(NamedTuple):
+    """What one run needed, in bytes."""
+
+    peak_bytes: int
+    """The highest level, with what was live before."""
+    reserved_bytes: int | None
+    """The highest reserve; None if the device has none."""
+
+
+class Copied:
+    """Counts the bytes that a trial copies to the host."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+Runner = Callable[[], Figures]
+"""Runs the step once, from the same state each time, and returns its figures."""
+
+
+class Trying(Protocol):
+    """Returns a context in which a change is made without an edit, and undone at its end."""
+
+    def __call__(self, copied: Copied) -> AbstractContextManager[object]:
+        """Return the context; `copied` counts what it copies to the host."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that may lower the peak."""
+
+    name: str
+    """In the table: ``checkpoint every Block``."""
+    group: str
+    """Of the changes of one group only one is made at a time."""
+    trying: Trying
+    numbers: str = EXACT
+    """What it changes in the numbers; empty if nothing."""
+    edits: tuple[Edit, ...] | None = None
+    """What to write; None if the place is not known or it is not an edit."""
+    advice: str = ""
+    """What to write, in words, if there are no edits; and what to look out for."""
+    recomputes: bool = False
+    """Whether it computes something again."""
+    order: int = 0
+    """The place in a combination: higher ones are further out."""
+    part: Any = field(default=None, compare=False)
+    """What the search needs to vary it, such as a selection of modules."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A tempting change that is not tried, and why."""
+
+    name: str
+    because: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a run under changes needed."""
+
+    changes: tuple[Change, ...]
+    figures: Figures | None
+    """None if the run ended with an error."""
+    error: str = ""
+    host_bytes: int = 0
+    flops: int | None = None
+    """Floating-point operations of the run; None if they were not counted."""
+
+    @property
+    def name(self) -> str:
+        """The changes, as a row of the table names them."""
+        return " + ".join(change.name for change in self.changes) or "as it is"
+
+    @property
+    def numbers(self) -> str:
+        """What the changes do to the numbers; empty if nothing."""
+        return "; ".join(dict.fromkeys(c.numbers for c in self.changes if c.numbers))
+
+    @property
+    def edits(self) -> tuple[Edit, ...] | None:
+        """The edits of all changes, innermost first; None if those of one are not known."""
+        changes = sorted(self.changes, key=lambda change: change.order)
+        if any(change.edits is None for change in changes):
+            return None
+        return tuple(edit for change in changes for edit in change.edits or ())
+
+    @property
+    def lines(self) -> int:
+        """How many lines are to be changed, as far as they are known."""
+        return lines_to_change(edit for change in self.changes for edit in change.edits or ())
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of a run that ended."""
+        assert self.figures is not None
+        return self.figures.peak_bytes
+
+
+def tried(
+    changes: Sequence[Change], run: Runner, is_out_of_memory: Callable[[BaseException], bool]
+) -> Trial:
+    """Run the step once under `changes`.
+
+    Returns:
+        The trial; with the text of the error if the step does not run under these changes.
+    """
+    copied = Copied()
+    ordered = sorted(changes, key=lambda change: change.order)
+    try:
+        with ExitStack() as stack:
+            for change in ordered:
+                stack.enter_context(change.trying(copied))
+            figures = run()
+    except Exception as error:
+        named = getattr(error, "names_error", False)
+        text = (str(error) if named else f"{type(error).__name__}: {error}").partition("\n")[0]
+        if is_out_of_memory(error):
+            text = "out of memory"
+        return Trial(tuple(changes), None, text)
+    return Trial(tuple(changes), figures, host_bytes=copied.bytes)
+
+
+def flops_of(changes: Sequence[Change], run: Runner) -> int | None:
+    """Return the floating-point operations of a run, by torch's own counter; None if it fails."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    try:
+        with ExitStack() as stack:
+            for change in sorted(changes, key=lambda change: change.order):
+                stack.enter_context(change.trying(Copied()))
+            # A mode of its own may raise the peak, so these figures are not used.
+            with counter:
+                run()
+    except Exception:  # the counter refuses some code that runs without it
+        return None
+    return int(counter.get_total_flops())
+
+
+@contextmanager
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Any:
+    """Replace an attribute of a module or class in the block."""
+    patch = Patch(owner, name, function)
+    try:
+        patch.apply()
+        yield
+    finally:
+        patch.undo()

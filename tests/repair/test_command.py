@@ -1,0 +1,126 @@
+"""``python -m pytest_cka_memory repair``: the sessions it starts, and what it prints."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
+
+MODEL = Path(__file__).with_name("small_models.py")
+TEST = """
+import pytest
+import small_models
+
+
+@pytest.mark.max_peak_mb(1)
+def test_step(cka_memory):
+    with cka_memory.measure("train"):
+        small_models.train(batch=4)
+
+
+def test_wrong():
+    raise ValueError("on purpose")
+"""
+
+
+@pytest.fixture
+def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a model and its tests, which is the current one."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly")
+    pytester.makepyfile(test_it=TEST)
+    (pytester.path / "small_models.py").write_text(MODEL.read_text("utf-8"), "utf-8")
+    return pytester.path
+
+
+def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The patched copy of the cheapest change has the predicted peak, and equal numbers."""
+    given = ("test_it.py::test_step", "--device", "cpu", "--to", "4MB", "--prove")
+    status = main(["repair", *given])
+    out, progress = capfd.readouterr()
+    assert status == OK, progress
+    assert "test_it.py::test_step: what lowers the peak, measured on cpu" in out
+    assert re.search(r"^checkpoint every Block +\d\.\d\d", out, re.MULTILINE)
+    cheapest = re.search(r"^cheapest that fits 4.00 MB: (.+?) \(", out, re.MULTILINE)
+    assert cheapest is not None
+    assert f"proven: {cheapest[1]}: the patched copy has the peak" in out
+    assert "not proven" not in out
+    assert "THEY DIFFER" not in out
+    assert re.search(r"^numbers: (equal, bit for bit|the last digits differ)", out, re.MULTILINE)
+    assert "as it is" in progress
+    assert "_repaired" not in " ".join(path.name for path in folder.iterdir())
+
+
+def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A budget below every trial's peak has an answer, too: the lowest that was found."""
+    status = main(["repair", "test_it.py::test_step", "--device", "cpu", "--to", "0.1"])
+    out, _ = capfd.readouterr()
+    assert status == OK
+    # On a busy machine there may be no time to try everything.
+    answer = (
+        r"^(does not fit 0\.10 MB even with everything|nothing that was tried fits 0\.10 MB): \d"
+    )
+    assert re.search(answer, out, re.MULTILINE)
+
+
+def test_search_without_time_does_not_say_that_nothing_fits() -> None:
+    """Without the time to try everything, the report only says that nothing has fitted so far."""
+    from pytest_cka_memory.repair.report import as_text
+    from pytest_cka_memory.repair.results import Repairs
+    from pytest_cka_memory.repair.trials import Figures, Trial
+
+    found = Repairs(Trial((), Figures(3 * 2**20, None)), budget_bytes=2**20)
+    assert "nothing that was tried fits 1.00 MB" in as_text(found, device="cpu")
+    found.is_complete = True
+    assert "does not fit 1.00 MB even with everything" in as_text(found, device="cpu")
+
+
+def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A test that fails before it needs memory is named with its error."""
+    status = main(["repair", "test_it.py::test_wrong", "--device", "cpu"])
+    assert status == REGRESSION
+    assert "test_it.py::test_wrong: ValueError: on purpose" in capfd.readouterr()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no test is named; write e.g. repair tests/test_train.py::test_step"),
+        (["test_it.py", "--to", "much"], "cannot read 'much' as a memory size"),
+        (["test_none.py", "--device", "cpu"], "ran no test"),
+    ],
+    ids=["no-test", "no-size", "no-file"],
+)
+def test_arguments_that_cannot_be_used(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """The command says what is wrong with its arguments, and ends with status 2."""
+    assert main(["repair", *arguments]) == UNUSABLE
+    assert message in " ".join(capfd.readouterr()[1].split())
+
+
+def test_interrupted_search_returns_what_is_known() -> None:
+    """Ctrl-C in a trial ends the search; what was tried before is in the report."""
+    from pytest_cka_memory.repair.search import Search
+    from pytest_cka_memory.repair.trials import Figures
+
+    sys.path.insert(0, str(MODEL.parent))
+    import small_models
+
+    runs = []
+
+    def run() -> Figures:
+        runs.append(1)
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        small_models.train(steps=1, batch=2)
+        return Figures(1000 - len(runs), None)
+
+    lines: list[str] = []
+    search = Search(run, lambda error: False, progress=lines.append)
+    found = search.search()
+    assert search.was_interrupted
+    assert not found.is_complete
+    assert [trial.name for trial in found.ran] == ["checkpoint every Block"]
+    assert lines[-1] == "interrupted: this is what is known so far"

@@ -1,0 +1,120 @@
+"""A change that would break the result is refused, or its row says that the numbers change."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import planted
+import pytest
+
+from pytest_cka_memory.repair.changes import offered
+from pytest_cka_memory.repair.observation import observing
+from pytest_cka_memory.repair.results import keeps_numbers
+from pytest_cka_memory.repair.trials import Figures, tried
+
+
+def verdict_on(step: Callable[[], Any], name: str) -> str:
+    """Return what is known of the changes of `step` whose name begins with `name`: "refused: ...",
+    "does not run: ...", "numbers: ...", or "promised" if any is promised to keep the numbers.
+    """
+
+    def run() -> Figures:
+        step()
+        return Figures(0, None)
+
+    with observing() as observed:
+        step()
+    changes, refusals = offered(observed)
+    refused = [each for each in refusals if each.name.startswith(name)]
+    trials = [
+        tried([change], run, lambda error: False)
+        for change in changes
+        if change.name.startswith(name)
+    ]
+    if any(trial.figures is not None and keeps_numbers(trial) for trial in trials):
+        return "promised"
+    if refused:
+        return f"refused: {refused[0].because}"
+    if trials and trials[0].figures is None:
+        return f"does not run: {trials[0].error}"
+    return f"numbers: {trials[0].numbers}" if trials else "not offered"
+
+
+CHECKPOINTS = {
+    "Counting": "refused: its forward changes self.calls, which would happen twice",
+    "Remembering": "refused: its forward changes self.last, which would happen twice",
+    "Listing": "refused: its forward changes self.shapes, which would happen twice",
+    "Caching": "refused: its forward changes self.cache, which would happen twice",
+    "Global": "refused: its forward changes a global variable, which would happen twice",
+    "PythonRandom": "refused: its forward draws from Python's random, which would happen twice",
+    "NumpyRandom": "refused: its forward draws from NumPy's random numbers, which would",
+    "OwnGenerator": "refused: its forward draws from a torch.Generator of its own, which would",
+    "BatchNorm": "numbers: its forward changes the buffer num_batches_tracked, which would",
+    "Averaging": "numbers: its forward changes the buffer mean, which would happen twice",
+    "Spectral": "numbers: its forward changes the buffer _u, which would happen twice",
+    "HookInside": "refused: a hook of the Linear in it would run twice, which would happen twice",
+    "PreHookInside": "refused: a hook of the LayerNorm in it would run twice",
+}
+
+
+@pytest.mark.parametrize("kind", planted.CHECKPOINTS, ids=lambda kind: kind.__name__)
+def test_blocks_that_must_not_run_twice(kind: type) -> None:
+    """Checkpoints of a block with a side effect are refused, or named as changing numbers."""
+    step = partial(planted.train_blocks, kind)
+    found = verdict_on(step, f"checkpoint every {kind.__name__}")
+    assert found.startswith(CHECKPOINTS[kind.__name__])
+
+
+def test_plain_blocks_are_checkpointed() -> None:
+    """The block without side effects, on which the others are based, is not refused."""
+    step = partial(planted.train_blocks, planted.Block)
+    assert verdict_on(step, "checkpoint every Block") == "promised"
+
+
+IN_PLACE = {
+    "ReadAgain": "refused: its input is read again after it",
+    "ReadByView": "refused: its input is read again after it",
+    "ReadAtTheEnd": "refused: its input is read again after it",
+    "OfTheUser": "refused: its input is not computed by the model",
+    "OfAParameter": "refused: its input is not computed by the model",
+    "SavedBySigmoid": "does not run: RuntimeError: one of the variables needed for gradient",
+    "SavedByExp": "does not run: RuntimeError: one of the variables needed for gradient",
+    "ReadTwice": "refused: its input is read again after it",
+}
+
+
+@pytest.mark.parametrize("kind", planted.IN_PLACE, ids=lambda kind: kind.__name__)
+def test_inputs_that_must_not_be_overwritten(kind: type) -> None:
+    """An activation is not made in-place if something else needs its input."""
+    step = partial(planted.train_activation, kind)
+    assert verdict_on(step, "ReLU").startswith(IN_PLACE[kind.__name__])
+
+
+STEPS = {
+    "clip_by_norm": "gradients are read between backward and step",
+    "clip_by_value": "gradients are read between backward and step",
+    "scale_gradients": "gradients are read between backward and step",
+    "log_gradients": "gradients are read between backward and step",
+    "accumulate": "several backward passes add to one gradient",
+    "keep_graph": "a graph is kept for another backward pass",
+}
+
+
+@pytest.mark.parametrize("step", planted.STEPS, ids=lambda step: step.__name__)
+def test_gradients_that_are_needed_after_backward(step: Callable[[], Any]) -> None:
+    """The optimizer does not step in backward if its gradients are used in between."""
+    found = verdict_on(step, "optimizer step in backward")
+    assert found.startswith(f"refused: {STEPS[step.__name__]}")
+
+
+BATCHES = {
+    "normalize_batch": "refused: BatchNorm1d computes its statistics over the whole batch",
+    "drop_out": "numbers: changes the numbers: dropout draws others",
+    "differentiate_twice": "refused: a graph is kept for another backward pass",
+}
+
+
+@pytest.mark.parametrize("step", planted.BATCHES, ids=lambda step: step.__name__)
+def test_batches_that_cannot_be_split(step: Callable[[], Any]) -> None:
+    """Micro-batches are refused, or named, if a layer depends on the whole batch."""
+    assert verdict_on(step, "2 micro-batches") == BATCHES[step.__name__]
