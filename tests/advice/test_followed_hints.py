@@ -26,7 +26,7 @@ MODULES = {
     "core.reserve": set(),
     "holders.chains": set(),
     "holders.cycles": {"_PLAIN"},
-    "holders.groups": set(),
+    "holders.groups": {"IN_POOLS"},
     "holders.growing": {"_GROWS", "_STATE"},
     "holders.hints": set(),
     "holders.owners": set(),
