@@ -402,9 +402,9 @@ def owners_of_cka() -> list[str]:
 
 CKA_PARTS = frozenset(
     (
-        *("__init__.py", "comparison.py", "data.py", "errors.py", "layer_ticks.py"),
-        *("many.py", "plots.py", "result.py"),
-        *("capture", "functional", "running"),
+        *("__init__.py", "comparison.py", "data.py", "errors.py", "gate.py", "indexing.py"),
+        *("layer_ticks.py", "many.py", "masks.py", "plots.py", "result.py", "result_file.py"),
+        *("samples.py", "stored.py", "capture", "functional", "running"),
     )
 )
 """What the folder of our own package contains."""
