@@ -58,9 +58,9 @@ def options() -> set[str]:
     return {name.partition("=")[0] for name in names}
 
 
-def test_readme_has_between_60_and_120_lines() -> None:
+def test_readme_has_between_60_and_130_lines() -> None:
     """The README is for newcomers; details belong in the docs."""
-    assert 60 <= len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+    assert 60 <= len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 130
 
 
 def test_list_of_pages_has_every_page() -> None:
