@@ -37,33 +37,90 @@ static int launch(const void* function, Dim3 grid, Dim3 block, void** arguments,
 
 // ---- Registration, called by torch's libraries when they are loaded ----
 
-API void** __cudaRegisterFatBinary(void*) {
-  static void* handle[4];
-  return handle;
+// Kernels are compiled for some architectures, and a card runs what was compiled for the highest that
+// is not above its own: on one of compute capability 8.9 kernels say that they are of 8.6, if there are
+// none of 8.9. CUB chooses by that how to launch, and refuses what it was not compiled for.
+struct FatBinary {
+  int magic, version;
+  const char* data;
+};
+struct FatBinaryData {
+  uint32_t magic;
+  uint16_t version, header_size;
+  uint64_t size;
+};
+struct Compiled {
+  uint16_t kind, version;
+  uint32_t header_size;
+  uint64_t size;
+  uint32_t of_compression[2];
+  uint16_t minor, major;
+  uint32_t architecture;  // 86
+};
+constexpr uint32_t kFatBinary = 0x466243b1, kFatBinaryData = 0xba55ed50;
+constexpr uint16_t kPtx = 1, kBinary = 2;
+
+static int card_version() { return (int)(settings.major * 10 + settings.minor); }
+
+// Which of the architectures of a fat binary this card runs, or its own if the binary is of another form.
+static int version_that_runs(const FatBinary* binary) {
+  if (!binary || (uint32_t)binary->magic != kFatBinary || !binary->data) return card_version();
+  FatBinaryData header;
+  memcpy(&header, binary->data, sizeof header);
+  if (header.magic != kFatBinaryData) return card_version();
+  const char* entry = binary->data + header.header_size;
+  const char* end = entry + header.size;
+  int compiled = 0, source = 0;
+  while (entry + sizeof(Compiled) <= end) {
+    Compiled found;
+    memcpy(&found, entry, sizeof found);
+    int version = (int)found.architecture;
+    bool runs = version <= card_version() && version / 10 == card_version() / 10;
+    if (found.kind == kBinary && runs) compiled = std::max(compiled, version);
+    if (found.kind == kPtx && version <= card_version()) source = std::max(source, version);
+    if (!found.header_size || found.size > (uint64_t)(end - entry)) break;
+    entry += found.header_size + found.size;
+  }
+  return compiled ? compiled : source ? source : card_version();
+}
+
+API void** __cudaRegisterFatBinary(void* binary) {
+  static std::mutex mutex;
+  static std::unordered_map<int, void*> handles;  // torch has thousands of binaries, of few versions
+  int version = version_that_runs((const FatBinary*)binary);
+  std::lock_guard<std::mutex> guard(mutex);
+  void*& handle = handles[version];
+  handle = (void*)(intptr_t)version;
+  return &handle;
 }
 API void __cudaRegisterFatBinaryEnd(void**) {}
 API void __cudaUnregisterFatBinary(void**) {}
 
-// Of each kernel: the function by which the host launches it, and its name.
-static std::vector<std::pair<const void*, const char*>>& kernels() {
-  static std::vector<std::pair<const void*, const char*>> registered;
+// Of each kernel: the function by which the host launches it, its name, and its architecture.
+struct Kernel {
+  const char* name;
+  int version;
+};
+static std::vector<std::pair<const void*, Kernel>>& kernels() {
+  static std::vector<std::pair<const void*, Kernel>> registered;
   return registered;
 }
 static std::mutex kernels_mutex;
-API void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*, void*,
+API void __cudaRegisterFunction(void** binary, const char* function, char*, const char* name, int, void*, void*, void*, void*,
                                 int*) {
   remember_nan_check(function, name);
   std::lock_guard<std::mutex> guard(kernels_mutex);
-  kernels().push_back({function, name});
+  kernels().push_back({function, {name, binary ? (int)(intptr_t)*binary : card_version()}});
 }
-static const char* kernel_name(const void* function) {
+static Kernel kernel_of(const void* function) {
   std::lock_guard<std::mutex> guard(kernels_mutex);
-  static std::unordered_map<const void*, const char*> names;  // made when a name is asked for, which is rare
-  static size_t named = 0;
-  for (; named < kernels().size(); ++named) names.insert(kernels()[named]);
-  auto found = names.find(function);
-  return found == names.end() ? "a kernel whose name is not known" : found->second;
+  static std::unordered_map<const void*, Kernel> known;  // made when one is asked for, which is rare
+  static size_t count = 0;
+  for (; count < kernels().size(); ++count) known.insert(kernels()[count]);
+  auto found = known.find(function);
+  return found == known.end() ? Kernel{"a kernel whose name is not known", card_version()} : found->second;
 }
+static const char* kernel_name(const void* function) { return kernel_of(function).name; }
 API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 API char __cudaInitModule(void**) { return 1; }
 
@@ -112,8 +169,8 @@ struct FunctionAttributes {
   int threads_per_block, registers, ptx_version, binary_version, cache_mode, dynamic_shared, carveout;
 };
 constexpr size_t kFunctionAttributesSize = 144;
-API int cudaFuncGetAttributes(void* out, const void*) {
-  int version = (int)(settings.major * 10 + settings.minor);
+API int cudaFuncGetAttributes(void* out, const void* function) {
+  int version = kernel_of(function).version;
   FunctionAttributes found = {0, 0, 0, 1024, 32, version, version, 0, (int)settings.shared_per_block, -1};
   memset(out, 0, kFunctionAttributesSize);
   memcpy(out, &found, sizeof found);

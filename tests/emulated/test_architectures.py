@@ -1,0 +1,25 @@
+"""A card runs what kernels were compiled for: the highest architecture that is not above its own."""
+
+import pytest
+
+pytestmark = pytest.mark.emulates
+PROGRAM = """
+import torch
+
+rows = torch.zeros(4096, dtype=torch.long, device="cuda")
+weight = torch.empty(1000, 8, device="cuda", requires_grad=True)
+torch.nn.functional.embedding(rows, weight).sum().backward()  # sorts the rows with CUB
+torch.sort(rows.float())
+torch.cumsum(rows, 0)
+torch.bincount(rows, minlength=1000)
+print("all ran")
+"""
+
+
+@pytest.mark.parametrize("card", ["rtx4090", "l40", "h100"])
+def test_kernels_that_cub_launches_run_on_each_card(python, tmp_path, card):
+    """Compute capability 8.9 has no kernels of its own in torch's wheels, so those of 8.6 run."""
+    program = tmp_path / "rows.py"
+    program.write_text(PROGRAM)
+    run = python("-m", "emulated_cuda", "--card", card, "--no-values", str(program))
+    assert run.stdout.splitlines() == ["all ran"], run.stderr
