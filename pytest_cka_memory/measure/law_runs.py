@@ -165,18 +165,18 @@ class Recorder:
 
     def blocks(self) -> list[Block] | None:
         """Stop recording and return the device's blocks; None if they are not all known."""
-        requests = self._meter.recorded_requests() if self._wants_requests else None
+        asked_for = self._meter.recorded_requests() if self._wants_requests else None
         recording = self._peaks.recorded() if self._records else None
         if recording is None or recording.merged or recording.lost:
             return None
         recorded = [block for block in recording.blocks if not block.on_host]
         sizes = {id(block): block.bytes for block in recorded}
-        if requests is not None:
+        if asked_for is not None:
             new = sorted((it for it in recorded if it.begin), key=lambda it: it.begin)
             freed = sorted((it for it in recorded if it.end), key=lambda it: it.end)
-            if len(new) != len(requests.allocated) or len(freed) != len(requests.freed):
+            if len(new) != len(asked_for.allocated) or len(freed) != len(asked_for.freed):
                 return None
-            for block, size in _pairs(new, requests.allocated, freed, requests.freed):
+            for block, size in _pairs(new, asked_for.allocated, freed, asked_for.freed):
                 if size > block.bytes:
                     return None  # another order: these are not the same blocks
                 sizes[id(block)] = size

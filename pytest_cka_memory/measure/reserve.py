@@ -64,7 +64,7 @@ class ReserveEvidence:
 
     def has_risen(self, start_bytes: int | None, peaks: Peaks) -> bool:
         """Whether the reserve was higher in the region than at its start."""
-        return start_bytes is not None and (peaks.read().peak_reserved_bytes or 0) > start_bytes
+        return start_bytes is not None and (peaks.peak_reserved() or 0) > start_bytes
 
     def concerns(self, figures: Collection[str]) -> bool:
         """Whether one of `figures` is about the reserve."""

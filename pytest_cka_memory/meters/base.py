@@ -142,6 +142,10 @@ class Peaks(ABC):
         """Return what the allocator holds, before cleaning; None if the device has no reserve."""
         return self.read().reserved_bytes
 
+    def peak_reserved(self) -> int | None:
+        """Return the most that the allocator held; None if the device has no reserve."""
+        return self.read().peak_reserved_bytes
+
     @abstractmethod
     def sample(self) -> tuple[Reading, int, int]:
         """Return a reading, the highest level since the last sample, and the allocations so far."""

@@ -334,9 +334,11 @@ def _settings(value: Any) -> dict[str, Any]:
 
 def _limit(memory_bytes: int, seconds: int) -> None:
     """Limit what this process may take, where the system can."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
+    if sys.platform == "win32":
+        return
+    import resource
 
+    with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 

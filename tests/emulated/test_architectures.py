@@ -1,4 +1,4 @@
-"""A card runs what kernels were compiled for: the highest architecture that is not above its own."""
+"""A card runs kernels of the highest compiled architecture that is not above its own."""
 
 import pytest
 

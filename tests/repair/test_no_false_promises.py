@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import planted
 import pytest
+import tempting_programs
 
 from pytest_cka_memory.repair.changes import offered
 from pytest_cka_memory.repair.observation import observing
@@ -57,17 +57,17 @@ CHECKPOINTS = {
 }
 
 
-@pytest.mark.parametrize("kind", planted.CHECKPOINTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", tempting_programs.CHECKPOINTS, ids=lambda kind: kind.__name__)
 def test_blocks_that_must_not_run_twice(kind: type) -> None:
     """Checkpoints of a block with a side effect are refused, or named as changing numbers."""
-    step = partial(planted.train_blocks, kind)
+    step = partial(tempting_programs.train_blocks, kind)
     found = verdict_on(step, f"checkpoint every {kind.__name__}")
     assert found.startswith(CHECKPOINTS[kind.__name__])
 
 
 def test_plain_blocks_are_checkpointed() -> None:
     """The block without side effects, on which the others are based, is not refused."""
-    step = partial(planted.train_blocks, planted.Block)
+    step = partial(tempting_programs.train_blocks, tempting_programs.Block)
     assert verdict_on(step, "checkpoint every Block") == "promised"
 
 
@@ -83,10 +83,10 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.parametrize("kind", planted.IN_PLACE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", tempting_programs.IN_PLACE, ids=lambda kind: kind.__name__)
 def test_inputs_that_must_not_be_overwritten(kind: type) -> None:
     """An activation is not made in-place if something else needs its input."""
-    step = partial(planted.train_activation, kind)
+    step = partial(tempting_programs.train_activation, kind)
     assert verdict_on(step, "ReLU").startswith(IN_PLACE[kind.__name__])
 
 
@@ -100,7 +100,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("step", planted.STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", tempting_programs.STEPS, ids=lambda step: step.__name__)
 def test_gradients_that_are_needed_after_backward(step: Callable[[], Any]) -> None:
     """The optimizer does not step in backward if its gradients are used in between."""
     found = verdict_on(step, "optimizer step in backward")
@@ -114,7 +114,7 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("step", planted.BATCHES, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", tempting_programs.BATCHES, ids=lambda step: step.__name__)
 def test_batches_that_cannot_be_split(step: Callable[[], Any]) -> None:
     """Micro-batches are refused, or named, if a layer depends on the whole batch."""
     assert verdict_on(step, "2 micro-batches") == BATCHES[step.__name__]

@@ -316,6 +316,9 @@ class _RegionPeaks(BlockPeaks):
             return region.start_reserved  # no block came or went, and the cache was empty before
         return self._levels.read().reserved
 
+    def peak_reserved(self) -> int:
+        return self._region.read().peak_reserved  # without the allocator's statistics
+
     def sampled(self, levels: block_counter.Levels) -> Reading:
         return _reading(self._levels.read(), levels.peak, levels.peak_reserved)
 
