@@ -229,6 +229,7 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
         for name in ("process_timeline", "processes", "reserve"):
             plain[name] = [dict(vars(each)) for each in plain[name]]
+        plain["reserve_segments"] = [asdict(each) for each in plain["reserve_segments"]]
         if plain["refusal"] is not None:
             plain["refusal"] = dict(vars(plain["refusal"]))
         for name in HOLDINGS:

@@ -9,6 +9,8 @@ beside it: those are the parts that nobody uses and nobody else can have.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -72,6 +74,26 @@ class ReservePart:
 
 
 @dataclass(frozen=True)
+class DrawnBlock:
+    """A block in use, in a picture of its segment."""
+
+    offset: int
+    bytes: int
+    address: int
+    line: str = ""
+    """The line that allocated it, or what else is known of it."""
+
+
+@dataclass(frozen=True)
+class DrawnSegment:
+    """A segment that cannot be released as a whole, with what is in use."""
+
+    bytes: int
+    blocks: tuple[DrawnBlock, ...]
+    """In the order of their addresses; the largest, if there are more than a picture can show."""
+
+
+@dataclass(frozen=True)
 class ReserveState:
     """The reserve of a device at one moment."""
 
@@ -79,6 +101,8 @@ class ReserveState:
     """One for each pool and stream, the largest first."""
     partly_used: tuple[PartlyUsed, ...]
     """The segments and pages that cannot be released, in the order of the segments."""
+    drawn: tuple[DrawnSegment, ...] = ()
+    """The segments with the most of what cannot be released, in the order of their addresses."""
 
     def keeps(self, blocks: Iterable[int]) -> int:
         """Return how many free bytes cannot be released while any of `blocks` is in use."""
@@ -127,17 +151,50 @@ def explain_reserve(
     sums: dict[tuple[str, int], _Sums] = {}
     streams = {0: 0}
     partly_used: list[PartlyUsed] = []
+    kept: list[tuple[int, Mapping[str, Any]]] = []
     for segment in segments:
         pool_id = tuple(segment.get("segment_pool_id", NO_POOL))
         pool = "" if pool_id == NO_POOL else pool_name(pool_id)
         stream = streams.setdefault(int(segment.get("stream", 0)), len(streams))
         if (pool, stream) not in sums:
             sums[pool, stream] = _Sums(pool, stream)
+        count = len(partly_used)
         partly_used += _add(
             segment, sums[pool, stream], max_split_bytes, _page_of(segment, large_page_bytes)
         )
+        if len(partly_used) > count:
+            free_bytes = sum(it.free_bytes for it in partly_used[count:])
+            kept.append((free_bytes, segment))
+            kept = _most_kept(kept) if len(kept) > 2 * _MOST_DRAWN else kept
     parts = sorted(sums.values(), key=lambda it: -it.reserved_bytes)
-    return ReserveState(tuple(ReservePart(**vars(it)) for it in parts), tuple(partly_used))
+    drawn = sorted((it for _, it in _most_kept(kept)), key=lambda it: it.get("address", 0))
+    return ReserveState(
+        tuple(ReservePart(**vars(it)) for it in parts),
+        tuple(partly_used),
+        tuple(map(_drawn, drawn)),
+    )
+
+
+_MOST_DRAWN, _MOST_BLOCKS_DRAWN = 8, 120
+
+
+def _most_kept(
+    kept: Iterable[tuple[int, Mapping[str, Any]]],
+) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return those with the most of what cannot be released, of pairs of that and a segment."""
+    return nlargest(_MOST_DRAWN, kept, key=itemgetter(0))
+
+
+def _drawn(segment: Mapping[str, Any]) -> DrawnSegment:
+    blocks, offset = [], 0
+    for block in segment["blocks"]:
+        size = int(block["size"])
+        if block["state"] != _FREE:
+            address = int(block.get("address", int(segment.get("address", 0)) + offset))
+            blocks.append(DrawnBlock(offset, size, address))
+        offset += size
+    largest = nlargest(_MOST_BLOCKS_DRAWN, blocks, key=lambda it: it.bytes)
+    return DrawnSegment(offset, tuple(sorted(largest, key=lambda it: it.offset)))
 
 
 def _page_of(segment: Mapping[str, Any], large_page_bytes: int) -> int:
@@ -307,10 +364,15 @@ _SEGMENTS = (
 )
 
 
-def reserve_advice(parts: Sequence[ReservePart]) -> str:
+def reserve_advice(parts: Sequence[ReservePart], *, has_limit: bool = True) -> str:
     """Return what to do about the largest cause of a reserve that is larger than what is in use.
 
     Empty if it is not larger.
+
+    Args:
+        parts: the reserve.
+        has_limit: whether a limit on it broke. Without one, there is no advice on a reserve that is
+            only larger by a segment.
     """
     if not parts:
         return ""
@@ -325,7 +387,7 @@ def reserve_advice(parts: Sequence[ReservePart]) -> str:
     free_bytes = total.free_bytes - of_pools - of_streams
     half = unused_bytes / 2
     if unused_bytes <= SMALL_PAGE + LARGE_PAGE and not of_pools:
-        return _SEGMENTS
+        return _SEGMENTS if has_limit else ""
     if total.oversized_bytes > half:
         return _OVERSIZED
     if total.waiting_bytes > half:

@@ -6,7 +6,7 @@ from typing import Annotated
 from pytest_cka_memory.core.conditions import OF_SCRATCH
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.reserve import ReservePart
+from pytest_cka_memory.core.reserve import DrawnSegment, ReservePart
 
 UNEXPLAINED = (
     "the allocator reserved more than was in use at once, and this device has no snapshot that "
@@ -74,6 +74,8 @@ class ReserveFigures:
     reserve_kept_by: tuple[Holding, ...] = ()
     """The blocks in use that lay beside free memory, which could not be released for that reason;
     their ``keeps_bytes`` say how much, the most first."""
+    reserve_segments: tuple[DrawnSegment, ...] = ()
+    """A picture of the segments with the most of what cannot be released. Not in JSON reports."""
     refusal: Refusal | None = None
     """The allocation with which the device ran out of memory, if that has ended the region."""
 

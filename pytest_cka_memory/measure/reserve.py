@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.reserve import ReserveState
+from pytest_cka_memory.core.reserve import DrawnSegment, ReserveState
 from pytest_cka_memory.meters.base import Meter, Peaks
 
 _RISE = 1.1
@@ -118,7 +118,9 @@ class ReserveEvidence:
             if len(blocks) > _MOST_BLOCKS:
                 break
             blocks.update(place.blocks)
-        own = [it for it in self._since() if it.key in blocks] if blocks else []
+        shown = {block.address for segment in state.drawn for block in segment.blocks} | blocks
+        of_region = [it for it in self._since() if it.key in shown] if shown else []
+        own = [it for it in of_region if it.key in blocks]
         others = blocks.difference(it.key for it in own)
         older = self._meter.allocations_at(others) if others else ()
         kept_by = search(own, keeps=state.keeps) if own else ()
@@ -129,4 +131,28 @@ class ReserveEvidence:
             "reserve": state.parts,
             "reserve_moment": moment,
             "reserve_kept_by": tuple(sorted(kept_by, key=lambda it: -(it.keeps_bytes or 0))),
+            "reserve_segments": _with_lines(state.drawn, of_region),
         }
+
+
+def _with_lines(
+    segments: Sequence[DrawnSegment], own: Sequence[Allocation]
+) -> tuple[DrawnSegment, ...]:
+    """Return pictures of segments, with the line of each block that is of the region."""
+    wanted = {block.address for segment in segments for block in segment.blocks}
+    lines: dict[int, str] = {}
+    for allocation in own:
+        if allocation.key in wanted:
+            site = allocation.site
+            frames = () if site is None else site.frames
+            lines[allocation.key] = frames[0].partition(" in ")[0] if frames else "unknown code"
+    return tuple(
+        replace(
+            segment,
+            blocks=tuple(
+                replace(block, line=lines.get(block.address, "from before the region"))
+                for block in segment.blocks
+            ),
+        )
+        for segment in segments
+    )

@@ -26,7 +26,7 @@ def explanation(record: RegionRecord, width: int) -> Iterator[str]:
     for line in others:
         yield from wrapped(line, width, "    ")
     yield from _keepers(record, width)
-    advice = reserve_advice(record.reserve)
+    advice = reserve_advice(record.reserve, has_limit=record.refusal is None)
     if advice and (record.refusal is None or would_fit(record.refusal, record.reserve)):
         yield from wrapped(f"what to do: {advice}", width, "  ")
 

@@ -180,7 +180,7 @@ def _reserve(read: Read, found: Analysis) -> Iterator[str]:
             f"{row.bytes / MB:,.1f} MB from being released, in {counted(row.segments, 'segment')}"
             "</p>"
         )
-    advice = reserve_advice(state.parts)
+    advice = reserve_advice(state.parts, has_limit=False)
     if advice:
         yield f"<p class='hint'>What to do: {template.text(advice)}</p>"
 

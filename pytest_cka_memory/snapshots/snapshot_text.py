@@ -129,7 +129,7 @@ def _reserve(read: Read, found: Analysis) -> Iterator[str]:
             f"  blocks of {row.line} keep {_mb(row.bytes)} from being released, in "
             f"{counted(row.segments, 'segment')}"
         )
-    advice = reserve_advice(state.parts)
+    advice = reserve_advice(state.parts, has_limit=False)
     if advice:
         yield f"  what to do: {advice}"
 

@@ -42,7 +42,7 @@ def render(report: Report) -> str:
 
 def _region(result: Result) -> dict[str, Any]:
     region = result.to_dict()
-    del region["memory_timeline"]  # the data of a picture, which only the page draws
+    del region["memory_timeline"], region["reserve_segments"]  # of pictures, which the page draws
     del region["moments"]  # judged already
     if region["law"] is None:
         del region["law"]

@@ -1,14 +1,20 @@
 """What a reserve consists of, from segments as an allocator's snapshot has them."""
 
+from dataclasses import replace
+
 import pytest
 
+from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.reserve import (
     NO_POOL,
+    DrawnBlock,
+    DrawnSegment,
     explain_reserve,
     reserve_advice,
     reserve_lines,
     total_of,
 )
+from pytest_cka_memory.reports.html import stacks
 
 MB = 2**20
 SPLIT = {"max_split_size": 128 * MB}
@@ -156,3 +162,35 @@ def test_ten_thousand_segments_of_a_hundred_blocks_add_up():
     state = explain_reserve(segments)
     assert in_mb(state.parts[0]) == (1_000_000, 500_000, 0, 0, 0, 500_000)
     assert len(state.partly_used) == 10_000
+
+
+def test_segments_with_the_most_that_cannot_be_released_are_drawn():
+    """The largest eight, in the order of addresses, with what is in use; ties are no error."""
+    segments = [segment((USED, 1), (FREE, size), address=size * 1000) for size in range(40, 20, -1)]
+    segments += [segment((FREE, 30), (USED, 1), (FREE, 2), (USED, 1), address=1)] * 30
+    drawn = explain_reserve(segments).drawn
+    assert [it.bytes // MB for it in drawn] == list(range(34, 42))
+    assert [(block.offset, block.bytes) for block in drawn[0].blocks] == [(0, MB)]
+    (gaps,) = explain_reserve(segments[-1:]).drawn
+    assert [(block.offset // MB, block.bytes // MB) for block in gaps.blocks] == [(30, 1), (33, 1)]
+
+
+def test_page_draws_a_bar_for_each_segment_and_names_the_lines():
+    """Each bar is as wide as its segment, with gaps where memory is free; lines are escaped."""
+    blocks = DrawnBlock(10 * MB, 5 * MB, 1, "net.py:7"), DrawnBlock(15 * MB, MB, 2, "<b>.py:1")
+    record = RegionRecord(
+        label="",
+        completed=True,
+        start_bytes=0,
+        end_bytes=0,
+        peak_bytes=0,
+        retained_bytes=0,
+        reserve_segments=(DrawnSegment(20 * MB, blocks), DrawnSegment(40 * MB, ())),
+    )
+    text = "".join(stacks.segments(record))
+    assert "style='width:50.00%'><s style='width:50.000%'></s><i class='c0'" in text
+    assert "<i class='c0' style='width:25.000%'></i><i class='c1' style='width:5.000%'></i>" in text
+    assert "<span>5.00 MB</span><code>net.py:7</code>" in text
+    assert "<code>&lt;b&gt;.py:1</code>" in text
+    assert RegionRecord.from_dict(record.to_dict()) == record
+    assert list(stacks.segments(replace(record, reserve_segments=()))) == []

@@ -233,6 +233,7 @@ def _figures(group: ProblemGroup) -> Iterator[str]:
             yield from stacks.owners(breach, record)
     if any(is_reserve_the_cause(breach, record) for breach in group.breaches):
         yield from stacks.reserve(record)
+        yield from stacks.segments(record)
 
 
 def _owned(breaches: Sequence[Breach]) -> Iterator[Breach]:

@@ -1,5 +1,6 @@
 """Bytes as one bar with parts: by owner, and a reserve by what it consists of."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pytest_cka_memory.core.figures import RegionRecord
@@ -105,6 +106,39 @@ def reserve(record: RegionRecord) -> Iterator[str]:
         yield "</ul></figure>"
     if len(record.reserve) > len(parts):
         yield f"<p>And {counted(len(record.reserve) - len(parts), 'smaller pool')}.</p>"
+
+
+def segments(record: RegionRecord) -> Iterator[str]:
+    """Yield a figure of the segments that cannot be released, with a bar for each: what is in use
+    by the line that allocated it. Nothing is yielded for a record without one.
+    """
+    drawn = record.reserve_segments
+    if not drawn:
+        return
+    sizes: Counter[str] = Counter()
+    for block in (block for segment in drawn for block in segment.blocks):
+        sizes[block.line] += block.bytes
+    largest = sizes.most_common(_MOST_OWNERS)
+    styles = {line: f"c{number}" for number, (line, _) in enumerate(largest)}
+    end = max(segment.bytes for segment in drawn)
+    yield "<figure class='owners'><p class='unit'>Segments that blocks keep from being released</p>"
+    for segment in drawn:
+        share = 100 * segment.bytes / end
+        yield f"<div class='stack' aria-hidden='true' style='width:{share:.2f}%'>"
+        place = 0
+        for block in segment.blocks:
+            if block.offset > place:
+                yield f"<s style='width:{100 * (block.offset - place) / segment.bytes:.3f}%'></s>"
+            width = 100 * block.bytes / segment.bytes
+            yield f"<i class='{styles.get(block.line, 'others')}' style='width:{width:.3f}%'></i>"
+            place = block.offset + block.bytes
+        yield "</div>"
+    rows = [(size, line, styles[line]) for line, size in largest]
+    others = sum(sizes.values()) - sum(size for size, *_ in rows)
+    rows += [(others, "other lines", "others")] if others else []
+    yield "<ul>"
+    yield from _legend(rows, "code")
+    yield "</ul></figure>"
 
 
 def owner(holding: Holding) -> str:
