@@ -84,6 +84,7 @@ def test_what_cannot_be_released_is_exact_and_kept_by_the_planted_blocks(run):
 def test_memory_of_a_graph_is_a_kind_at_the_peak(run):
     (region,) = regions_of(run, "test_kinds_of_a_graph")
     kinds = {holding["kind"]: holding["bytes"] for holding in region["at_peak"]}
+    assert kinds.pop("other", 0) <= 1024  # what torch 2.9 keeps for random numbers
     assert kinds == {"graph pools": 30 * 2**20, "inputs": 10 * 2**20}
 
 
