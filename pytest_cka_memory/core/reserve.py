@@ -9,6 +9,7 @@ beside it: those are the parts that nobody uses and nobody else can have.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import nlargest
 from operator import itemgetter
 from types import MappingProxyType
@@ -106,8 +107,17 @@ class ReserveState:
 
     def keeps(self, blocks: Iterable[int]) -> int:
         """Return how many free bytes cannot be released while any of `blocks` is in use."""
-        wanted = set(blocks)
-        return sum(it.free_bytes for it in self.partly_used if not wanted.isdisjoint(it.blocks))
+        places = {place for block in blocks for place in self._places.get(block, ())}
+        return sum(self.partly_used[place].free_bytes for place in places)
+
+    @cached_property
+    def _places(self) -> Mapping[int, Sequence[int]]:
+        """Address of a block -> the places in `partly_used` that it keeps: two at most."""
+        places: dict[int, list[int]] = {}
+        for place, used in enumerate(self.partly_used):
+            for block in used.blocks:
+                places.setdefault(block, []).append(place)
+        return places
 
 
 @dataclass

@@ -13,16 +13,16 @@ def frame(file, line, name):
 TRAIN = [
     frame("/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", 125, "forward"),
     frame("/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", 1773, "_call_impl"),
-    frame("/home/alice/work/net/model.py", 11, "forward"),
-    frame("/home/alice/work/net/train.py", 30, "main"),
+    frame("/home/alice/projects/net/model.py", 11, "forward"),
+    frame("/home/alice/projects/net/train.py", 30, "main"),
 ]
 STEP = [
     frame("/venv/lib/python3.12/site-packages/torch/optim/adamw.py", 140, "_init_group"),
-    frame("/home/alice/work/net/train.py", 33, "main"),
+    frame("/home/alice/projects/net/train.py", 33, "main"),
 ]
 EMPTY = [
     frame("/venv/lib/python3.12/site-packages/torch/cuda/memory.py", 230, "empty_cache"),
-    frame("/home/alice/work/net/train.py", 40, "main"),
+    frame("/home/alice/projects/net/train.py", 40, "main"),
 ]
 
 

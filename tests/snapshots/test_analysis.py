@@ -53,7 +53,7 @@ def test_full_paths_are_those_of_the_file(analysis):
     """On request, paths are as the file has them."""
     snapshot, found = analysis(made.two_allocations())
     lines = Lines(snapshot, full_paths=True).grouped(found.live(found.peak))
-    assert lines[0].line == "/home/alice/work/net/model.py:11 in forward"
+    assert lines[0].line == "/home/alice/projects/net/model.py:11 in forward"
 
 
 @pytest.mark.parametrize(

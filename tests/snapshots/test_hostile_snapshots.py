@@ -30,8 +30,8 @@ def test_events_segments_and_stacks_are_read(tmp_path):
     assert device.segments[0].blocks[0].requested_bytes == 20 * MB - 100
     site = found.sites[device.places[1]]
     assert [(line.file, line.line) for line in site.frames] == [
-        ("/home/alice/work/net/model.py", 11),
-        ("/home/alice/work/net/train.py", 30),
+        ("/home/alice/projects/net/model.py", 11),
+        ("/home/alice/projects/net/train.py", 30),
     ]
     assert site.flags == unpickling.IN_MODULE
     assert found.settings["max_split_size"] == -1
