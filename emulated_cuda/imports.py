@@ -1,4 +1,4 @@
-"""Call functions before and after the import of a module, whoever imports it."""
+"""Call functions before and after the import of a module, by any code."""
 
 from __future__ import annotations
 

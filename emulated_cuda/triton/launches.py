@@ -1,4 +1,4 @@
-"""Kernels that Triton has compiled, and what each launch of one computes, whoever launches it."""
+"""Kernels that Triton has compiled, and what each launch of one computes, from any launcher."""
 
 from __future__ import annotations
 

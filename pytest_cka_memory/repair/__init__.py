@@ -2,6 +2,6 @@
 
 :mod:`.search` runs a step as it is, then under each change of :mod:`.changes`, alone and in
 combinations. :mod:`.observation` says which changes apply, :mod:`.trials` measures, and
-:mod:`.edits` makes the patch. Nothing here asks a device: whoever runs the
+:mod:`.edits` makes the patch. Nothing here asks a device: what runs the
 step returns its figures.
 """

@@ -76,7 +76,7 @@ class FailingModel(nn.Module):
 )  # fmt: skip
 @pytest.mark.parametrize("block", [True, False], ids=["with", "without"])
 def test_hooks_are_removed_and_modes_restored_on_every_exit(model, loader, settings, error, block):
-    """Every module gets its mode back, and no hook stays, whoever raised."""
+    """Every module gets its mode back, and no hook stays, whatever has raised."""
     modes = modes_of(model)
     cka = CKA(model, **settings)
     try:

@@ -82,7 +82,7 @@ def cache_that_doubles(torch):
 
 
 def beams_that_are_reordered(torch):
-    """Searches with beams: the cache is indexed anew at each step, and requests end."""
+    """Searches with beams: the cache is indexed again at each step, and requests end."""
     beams = 6
     cache = [torch.zeros(beams, 8, 512, 64, device=DEVICE) for _ in range(16)]
     order = torch.zeros(beams, dtype=torch.long, device=DEVICE)
