@@ -15,6 +15,13 @@ from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.reserve import POOLS_ADVICE
 from pytest_cka_memory.core.reserve_figures import UNEXPLAINED
 
+OTHER_LEVELS = {
+    "reserved_growth_bytes_per_batch": "reserved_bytes",
+    "outside_growth_bytes_per_batch": "outside_bytes",
+    "pools_growth_bytes_per_batch": "pools_bytes",
+}
+"""Figure of a growth that is not of what is in use -> the attribute of a sample that it judges."""
+
 _SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 
 
