@@ -187,7 +187,7 @@ def _references_of_tensor(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
 
 def _node_rules(kind: type) -> TypeRules:
     """Return the rules for one type of autograd node: its inputs' nodes and saved tensors."""
-    saved = torch_private.raw_saved(kind)
+    saved = torch_keepers.raw_saved(kind)
     is_leaf = "variable" in dir(kind)
 
     def references(node: Any) -> Iterator[tuple[str, Any]]:
@@ -204,7 +204,7 @@ def _node_rules(kind: type) -> TypeRules:
 
 def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield what is saved under `name`, not unpacked: unpacking would run the user's hooks."""
-    plain = torch_private.unpacked_name(name)
+    plain = torch_keepers.unpacked_name(name)
     try:
         raw = getattr(node, name)
         several = isinstance(raw, tuple)
