@@ -152,7 +152,7 @@ class ReportBuilder:
         waiting, self._relations = self._relations, {}
         if not any(waiting.values()):
             return []
-        from pytest_cka_memory.core.late_relations import judged_late
+        from pytest_cka_memory.core.relations import judged_late
 
         self._read = None
         return [

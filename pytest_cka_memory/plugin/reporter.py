@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pytest
 
 import pytest_cka_memory
-from emulated_cuda import tried_torch
+from emulated_cuda import torch_versions
 from pytest_cka_memory.core import conditions
 from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.places import anonymizer
@@ -90,7 +90,7 @@ def outputs_of(settings: Settings) -> list[Output]:
     baseline = settings.baseline
     # A report may be given the path at which later sessions look for baselines.
     if baseline.asked_for or reports or baseline.path.exists():
-        from pytest_cka_memory.stored.output import BaselineOutput
+        from pytest_cka_memory.stored.update import BaselineOutput
 
         others.append(BaselineOutput(baseline))
     if settings.history is not None:
@@ -244,7 +244,7 @@ class Reporter:
 
     def _warnings(self) -> list[str]:
         """Return what is known in this process so far; some needs torch, which may come later."""
-        texts = [tried_torch.warning_about(conditions.installed_torch())]
+        texts = [torch_versions.warning_about(conditions.installed_torch())]
         if is_emulated(self.settings.device):
             from emulated_cuda import activation
 
@@ -290,7 +290,7 @@ class Reporter:
             self._write(session, self.builder.report())
 
     def _write(self, session: pytest.Session, report: "Report") -> None:
-        from pytest_cka_memory.reports.anonymous import anonymous
+        from pytest_cka_memory.core.places import anonymous
 
         report = replace(report, collection=collection_of(session.config))
         root = session.config.rootpath
