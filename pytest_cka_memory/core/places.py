@@ -9,17 +9,13 @@ import os
 import platform
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from pytest_cka_memory.core.libraries import SITE_FOLDERS
-from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import Result
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _HOMES = ("/home", "/Users", "C:/Users")
@@ -182,54 +178,3 @@ def _hosts() -> list[str]:
         key=len,
         reverse=True,
     )
-
-
-TextChange = Callable[[str], str]
-
-
-def anonymous(report: Report, root: Path) -> Report:
-    """Return `report` with paths relative to `root`, and without paths that lead elsewhere.
-
-    Files of tests in `locations` stay as they are, because GitHub needs them to find its own.
-    """
-    change = anonymizer(root)
-    unmeasured: Counter[str] = Counter()
-    for reason, count in report.unmeasured.items():
-        unmeasured[change(reason)] += count
-    return replace(
-        report,
-        session=in_plain_values(dict(report.session), change),
-        results=tuple(_changed(result, change) for result in report.results),
-        missing=tuple(map(change, report.missing)),
-        unmeasured=dict(unmeasured),
-        collected=frozenset(map(change, report.collected)),
-        locations={change(nodeid): place for nodeid, place in report.locations.items()},
-        problems=tuple(map(change, report.problems)),
-    )
-
-
-def _changed(result: Result, change: TextChange) -> Result:
-    changed: Result = _in_dataclass(replace(result, extra={}), change)
-    return replace(changed, extra=in_plain_values(result.extra, change))
-
-
-def _in_dataclass(value: Any, change: TextChange) -> Any:
-    """Return a dataclass with every text changed, also in dataclasses and tuples in it."""
-    new = {}
-    for name in vars(value):
-        if name == "timeline":  # has numbers only, and may be long
-            continue
-        old = getattr(value, name)
-        if old and (changed := _in_field(old, change)) != old:
-            new[name] = changed
-    return replace(value, **new) if new else value
-
-
-def _in_field(value: Any, change: TextChange) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, tuple):
-        return tuple(_in_field(item, change) for item in value)
-    if isinstance(value, dict):
-        return in_plain_values(value, change)
-    return _in_dataclass(value, change) if is_dataclass(value) else value

@@ -8,7 +8,7 @@ from typing import Any
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.errors import RegionError, SizeError
 from pytest_cka_memory.measure.region_stack import RegionStack
-from pytest_cka_memory.meters.selection import computes_values
+from pytest_cka_memory.meters.accelerator.emulated import computes_values
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
 from pytest_cka_memory.repair.report import RepairReport
 from pytest_cka_memory.repair.search import Search

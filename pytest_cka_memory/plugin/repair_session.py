@@ -93,7 +93,7 @@ class RepairSession:
         return self._keep_values(item)
 
     def _search(self, item: pytest.Item) -> dict[str, Any]:
-        from pytest_cka_memory.meters.selection import computes_values
+        from pytest_cka_memory.meters.accelerator.emulated import computes_values
         from pytest_cka_memory.plugin.device import meter_of
         from pytest_cka_memory.repair.edits import patched
         from pytest_cka_memory.repair.report import RepairReport

@@ -290,7 +290,7 @@ class Reporter:
             self._write(session, self.builder.report())
 
     def _write(self, session: pytest.Session, report: "Report") -> None:
-        from pytest_cka_memory.core.places import anonymous
+        from pytest_cka_memory.reports.anonymous import anonymous
 
         report = replace(report, collection=collection_of(session.config))
         root = session.config.rootpath

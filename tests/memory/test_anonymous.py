@@ -10,11 +10,10 @@ from reports_made import LOSSES, SESSION, broken, many, one_of_each
 from pytest_cka_memory.core import places
 from pytest_cka_memory.core.allocations import FramesSite, format_frame
 from pytest_cka_memory.core.holdings import Holding, Link
-from pytest_cka_memory.core.places import anonymous
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Unjudged
-from pytest_cka_memory.integrations import github
-from pytest_cka_memory.reports import junit, markdown
+from pytest_cka_memory.reports import github, junit, markdown
+from pytest_cka_memory.reports.anonymous import anonymous
 from pytest_cka_memory.reports.html import page
 from pytest_cka_memory.stored import json_report
 
