@@ -28,7 +28,7 @@ from pytest_cka_memory.holders.tensors import (
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
 from pytest_cka_memory.meters import torch_keepers
-from pytest_cka_memory.meters.autograd_nodes import is_node
+from pytest_cka_memory.meters.objects import is_node
 
 _NAMES = ("_modules", "_parameters", "_buffers")
 _OF_MODULES = {text for name in _NAMES for text in (f"['{name}']", f".{name}")}

@@ -21,10 +21,12 @@ from pytest_cka_memory.holders.search import RulesForType, TypeRules
 from pytest_cka_memory.holders.tensors import class_module
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters import torch_keepers, torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node, mro
 from pytest_cka_memory.meters.objects import (
     PLAIN_TENSORS,
+    grad_fn_of,
     gradient_of,
+    is_node,
+    mro,
     storages_of,
     with_subclasses,
 )

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.meters import cpp_counts, torch_keepers, torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.meters.blocks.python_objects import CompiledRelease
-from pytest_cka_memory.meters.objects import gradient_of, storages_of
+from pytest_cka_memory.meters.objects import grad_fn_of, gradient_of, is_node, storages_of
 
 
 class Freed(NamedTuple):

@@ -13,9 +13,8 @@ import pytest
 import pytest_cka_memory
 from emulated_cuda import torch_versions
 from pytest_cka_memory.core import conditions
-from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.places import anonymizer
-from pytest_cka_memory.core.report import Collection, ReportBuilder, file_of, merged
+from pytest_cka_memory.core.report import Collection, ReportBuilder, file_of, is_scope, merged
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.integrations import process_roles
 from pytest_cka_memory.meters.device_names import is_emulated

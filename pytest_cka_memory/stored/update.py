@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from pytest_cka_memory.core.conditions import conditions_of, fingerprint_of
 from pytest_cka_memory.core.figures import COMPARED, rounded_figures
-from pytest_cka_memory.core.fixture_names import is_fixture
-from pytest_cka_memory.core.report import Report, file_of
+from pytest_cka_memory.core.report import Report, file_of, is_fixture
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.reports.escapes import one_line
