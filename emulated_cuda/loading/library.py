@@ -176,6 +176,10 @@ def _settings(card: Card, devices: int, total_bytes: int, cuda: tuple[int, int])
     )
 
 
+# A runtime that is linked into a package statically is not replaced by the library. It asks the
+# driver for private interfaces, which the emulated one does not have, and fails. The functions of
+# cuda.bindings can be replaced all the same, because its modules pass them to each other in
+# capsules when they are imported. CuPy's cannot, so its error says what to do.
 _OF_BINDINGS = (
     "cuda.bindings._internal.runtime",
     "cuda.bindings._internal.runtime_ptds",

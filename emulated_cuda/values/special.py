@@ -287,8 +287,9 @@ CARD_ARGUMENTS = {
     "aten::_linalg_svd": _SINGULAR_VALUES,
     "aten::_linalg_svd.U": _SINGULAR_VALUES,
 }
-"""Operator -> the argument that is another one on the CPU. Arguments that the CPU refuses, such as
-``pivot=False`` of LU, are in :mod:`.equivalents`."""
+"""Operator -> the argument that is another one on the CPU. Torch's own CUDA operator runs first, so
+what a card refuses, such as ``driver="gelsd"`` of ``lstsq``, is refused in torch's words before.
+Arguments that the CPU refuses, such as ``pivot=False`` of LU, are in :mod:`.equivalents`."""
 
 
 def as_on_a_card(name: str, compute: Kernel) -> Kernel:
@@ -301,6 +302,7 @@ def as_on_a_card(name: str, compute: Kernel) -> Kernel:
 
 
 _HALF = (torch.float16, torch.bfloat16)
+# The CPU's kernels for these round a product, or a logarithm's argument, before they go on.
 _SUMS = "aten/src/ATen/native/ufunc/add.h and cuda/CUDALoops.cuh: opmath_t"
 _LISTS = "aten/src/ATen/native/cuda/ForeachBinaryOp*.cu: opmath_t"
 _LOGIT = "aten/src/ATen/native/cuda/UnarySpecialOpsKernel.cu: logit_kernel_cuda, T_ACC"
