@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.batch_figures import OTHER_LEVELS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import JudgedGrowth, Sample, judged_growth
 from pytest_cka_memory.core.holdings import Holding, Link
+from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import template

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_cka_memory.core import kinds, sentences
-from pytest_cka_memory.core.batch_figures import OTHER_LEVELS
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports import reserve, summary
