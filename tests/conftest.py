@@ -123,6 +123,18 @@ def pytester(
 
 
 @pytest.fixture
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what this process starts by ``sys.executable``, and what that starts so.
+
+    Each has imported torch already; a new interpreter would take three seconds for that.
+    """
+    import forked_processes
+
+    monkeypatch.setattr(sys, "executable", forked_processes.interpreter())
+    monkeypatch.setenv(forked_processes.EXECUTABLE, forked_processes.interpreter())
+
+
+@pytest.fixture
 def fail_late() -> Iterator[Callable[[Any], None]]:
     """Return a function that makes a backward pass fail in a thread of the lowest priority.
 

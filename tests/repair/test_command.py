@@ -26,8 +26,10 @@ def test_wrong():
 
 
 @pytest.fixture
-def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a model and its tests, which is the current one."""
+def folder(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, forked_children: None
+) -> Path:
+    """Return a folder with a model and its tests, which is the current one. Sessions are forked."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly")
     pytester.makepyfile(test_it=TEST)
     (pytester.path / "small_models.py").write_text(MODEL.read_text("utf-8"), "utf-8")
