@@ -110,6 +110,13 @@ class ReserveFigures:
         return self.reserved_peak_bytes - self.reserved_start_bytes
 
 
+OTHER_LEVELS = {
+    "reserved_growth_bytes_per_batch": "reserved_bytes",
+    "outside_growth_bytes_per_batch": "outside_bytes",
+    "pools_growth_bytes_per_batch": "pools_bytes",
+}
+"""Figure of a growth that is not of what is in use -> the attribute of a sample that it judges."""
+
 _SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 
 
