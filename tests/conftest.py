@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import forked_processes  # here, because pytester removes what is imported during its test
 import kept_metadata  # noqa: F401 - each inner session reads the metadata of all packages
 import pytest
 
@@ -128,8 +129,6 @@ def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Each has imported torch already; a new interpreter would take three seconds for that.
     """
-    import forked_processes
-
     monkeypatch.setattr(sys, "executable", forked_processes.interpreter())
     monkeypatch.setenv(forked_processes.EXECUTABLE, forked_processes.interpreter())
 
