@@ -99,6 +99,9 @@ def estimate(
         values: whether values are computed, which takes longer; needed if sizes depend on them.
         **arguments: of the function: numbers, texts, and lists or dicts of them.
 
+    Returns:
+        Whether it fits, with the peak, the reserve, and the peak by kind of memory, in bytes.
+
     Raises:
         DeviceError: if the card is unknown, there is no such function, or it raises an exception.
         TypeError: if an argument cannot be passed to another process.

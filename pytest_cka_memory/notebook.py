@@ -10,14 +10,30 @@ from pytest_cka_memory.measure.probe import MemoryProbe
 def measure_memory_retention(
     func: Callable[[], Any], device: str | None = None
 ) -> tuple[Any, float, float]:
-    """Measure what `func` retains: return ``(result, peak_mb, retained_mb)``; 1 MB is 2**20 bytes.
+    """Measure the peak of `func` and what it retains.
 
     As in the notebook, the peak includes memory that was live before, and the result is live when
     retained memory is read. Unlike there, old memory that `func` frees cannot hide new memory that
     it retains.
 
+    Args:
+        func: called once, without arguments.
+        device: as ``--cka-memory-device`` takes it; None for the accelerator if there is one.
+
+    Returns:
+        ``(result, peak_mb, retained_mb)``: what `func` has returned, the highest level in it, and
+        what was allocated in it and is live, in MB (2**20 bytes).
+
     Raises:
         DeviceError: if the device is unknown or not available.
+
+    Example:
+        >>> import torch
+        >>> result, peak_mb, retained_mb = measure_memory_retention(
+        ...     lambda: torch.ones(2**18), device="cpu"
+        ... )
+        >>> retained_mb
+        1.0
     """
     region = MemoryProbe(device).run(func)
     return region.result, region.peak_mb, region.retained_mb
@@ -34,11 +50,31 @@ def measure_memory_at_batch_counts(
 
     Each count gets a fresh ``model_fn()``, moved to the device and in eval mode, and a loader of
     that many batches. As in the notebook, larger counts are reduced to the length of `dataloader`.
-    1 MB is 2**20 bytes.
+
+    Args:
+        func: called with a model and a loader.
+        model_fn: makes a model.
+        dataloader: batches.
+        batch_counts: how many batches `func` gets, for each call.
+        device: as ``--cka-memory-device`` takes it; None for the accelerator if there is one.
+
+    Returns:
+        MB (2**20 bytes) for each of `batch_counts`.
 
     Raises:
         DeviceError: if the device is unknown or not available.
         ValueError: if a count is below 1, or the loader has fewer batches than its length says.
+
+    Example:
+        >>> import torch
+        >>> measure_memory_at_batch_counts(
+        ...     lambda model, loader: [model(batch) for batch in loader],
+        ...     lambda: torch.nn.Linear(4, 2**17, bias=False),
+        ...     torch.ones(3, 2, 4).unbind(),
+        ...     (1, 3),
+        ...     device="cpu",
+        ... )
+        [0.0, 0.0]
     """
     probe = MemoryProbe(device)
     available = length_of(dataloader)

@@ -8,11 +8,18 @@ from pytest_cka_memory.meters.base import DriverReading, Meter, Reading
 class ScriptedMeter(Meter):
     """A meter whose figures a test sets; every report states that they are scripted.
 
-    >>> meter = ScriptedMeter()
-    >>> block = meter.allocate(512)
-    >>> meter.read().allocated_bytes
-    512
-    >>> meter.free(block)
+    Args:
+        has_reserve: whether the device has a reserve, as a GPU has: the highest level so far, until
+            :meth:`clean` returns it.
+        total_bytes: the memory of the card, for limits on what is outside the allocator; None for
+            a device without a driver.
+
+    Example:
+        >>> meter = ScriptedMeter()
+        >>> block = meter.allocate(512)
+        >>> meter.read().allocated_bytes
+        512
+        >>> meter.free(block)
     """
 
     device = "cpu"
@@ -34,18 +41,36 @@ class ScriptedMeter(Meter):
         self._peak_reserved = 0
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate a block; return its handle for :meth:`free`."""
+        """Allocate a block.
+
+        Args:
+            size_bytes: its size.
+
+        Returns:
+            Its handle for :meth:`free`; handles rise by 1.
+        """
         self._last = next(self._handles)
         self._blocks[self._last] = size_bytes
         self._rise()
         return self._last
 
     def free(self, handle: int) -> None:
-        """Free a block; its bytes stay reserved until :meth:`clean`."""
+        """Free a block; its bytes stay reserved until :meth:`clean`.
+
+        Args:
+            handle: what :meth:`allocate` has returned.
+
+        Raises:
+            KeyError: if the block was freed before.
+        """
         del self._blocks[handle]
 
     def use_workspace(self, size_bytes: int) -> None:
-        """Allocate a library's workspace, which only :meth:`clean` drops."""
+        """Allocate a library's workspace, which only :meth:`clean` drops.
+
+        Args:
+            size_bytes: its size; several workspaces add up.
+        """
         self._workspace_bytes += size_bytes
         self._rise()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import forked_processes  # here, because pytester removes what is imported during its test
 import kept_metadata  # noqa: F401 - each inner session reads the metadata of all packages
 import pytest
 
@@ -120,6 +121,16 @@ def pytester(
             name, raising=False
         )  # inner sessions must not write to the real job's summary
     return pytester
+
+
+@pytest.fixture
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what this process starts by ``sys.executable``, and what that starts so.
+
+    Each has imported torch already; a new interpreter would take three seconds for that.
+    """
+    monkeypatch.setattr(sys, "executable", forked_processes.interpreter())
+    monkeypatch.setenv(forked_processes.EXECUTABLE, forked_processes.interpreter())
 
 
 @pytest.fixture

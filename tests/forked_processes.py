@@ -26,7 +26,7 @@ from forked_workers import PYTHON, SOCKET, ForkedWorkers, serve
 
 _TESTS = str(Path(__file__).parent)
 _IMPORTED = "torch._dynamo", "pytest", "kept_metadata", "imported_plugin", "frozen_imports"
-_EXECUTABLE = "PYTHON_EXEC"  # that of the ranks, to torchrun
+EXECUTABLE = "PYTHON_EXEC"  # that of the ranks, to torchrun
 _LONGEST_SECONDS = 600  # of a process that hangs; others end sooner, also beside other work
 
 
@@ -48,7 +48,7 @@ def run(
         outputs = [Path(written) / name for name in ("out", "out" if merged else "err")]
         given = dict(os.environ if environment is None else environment)
         if with_children:
-            given[_EXECUTABLE] = interpreter()
+            given[EXECUTABLE] = interpreter()
         has_workers = words[0] == "pytest" and any(word.startswith("-n") for word in words)
         workers = _address_of_server() if has_workers else None
         arguments = (words, str(folder or os.getcwd()), given, outputs, workers)
@@ -145,7 +145,7 @@ def command(
     sys.dont_write_bytecode = True  # a test may write a module twice within a second
     given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [*given, *(path for path in sys.path if not path.startswith(_TESTS))]
-    sys.executable = environment.get(_EXECUTABLE, sys.executable)
+    sys.executable = environment.get(EXECUTABLE, sys.executable)
     import imported_plugin  # by the server of this process
 
     program, *arguments = words

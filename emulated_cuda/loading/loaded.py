@@ -64,7 +64,11 @@ _library: Library | None = None  # a reference for the life of the process
 
 
 def loaded() -> Loaded | None:
-    """Return what this process emulates; None if it emulates nothing.
+    """Return what this process emulates.
+
+    Returns:
+        Its ``card``, how many ``devices`` it has, and the ``title`` that reports show; None if this
+        process emulates nothing.
 
     >>> import emulated_cuda
     >>> emulated_cuda.load("t4", devices=2)

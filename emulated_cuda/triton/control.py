@@ -114,15 +114,17 @@ def loop_over_range(op: Operation) -> Compute:
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
         low, high, step, *given = [values[name] for name in op.operands]
-        if len(low) == len(high) == len(step) == 1:
+        if len(low) == len(high) == len(step) == 1:  # the same for all programs: no mask is needed
             for number in range(int(low), int(high), int(step)):
                 counted = torch.tensor([number], dtype=low.dtype)
                 given = iterate(programs, values, counted, given)
             return given
+        # Programs whose range is shorter wait, masked, for those with the most iterations.
         distance = high - low + step - 1
         trips = torch.div(distance, step, rounding_mode="floor").clamp_min(0)
         outer = programs.active
         if outer is not None:
+            # The bounds of a program in another branch may be anything, also very large.
             trips = torch.where(outer, trips, 0)
         for trip in range(int(trips.max())):
             active = trip < trips
@@ -142,7 +144,7 @@ def branch(op: Operation) -> Compute:
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
         condition = values[op.operands[0]]
-        if len(condition) == 1:
+        if len(condition) == 1:  # all programs take the same branch
             if not condition.item() and len(codes) == 1:
                 return []
             end = programs.run(codes[0 if condition.item() else 1], values)
@@ -180,6 +182,7 @@ def loop_while(op: Operation) -> Compute:
         for _ in range(MOST_ITERATIONS):
             values.update(zip(names, given, strict=True))
             condition, *passed = programs.given(programs.run(before, values), values)
+            # A program that has ended keeps the values that it ended with.
             results = passed if results is None else programs.merged(passed, results)
             if len(condition) == 1:
                 if not condition.item():

@@ -89,6 +89,7 @@ class Kernel:
             raise NotComputed("a text without a function that could be launched")
         self._main = public[0]
         self.accessed = accessed(self._main)
+        # Not raised: what such a kernel writes must be known, so that it can be marked as stale.
         self.problem: NotComputed | None = None
         """Why it is not computed, if it uses something that has no meaning here."""
         self._codes: dict[str, tuple[Function, list[Code]]] = {}
@@ -147,6 +148,7 @@ def _at_once(operations: list[Operation]) -> int:
     Programs that wait for earlier ones, such as at a lock, run one by one.
     """
     names = {op.name for op in operations}
+    # A program that spins on a lock would wait for one that runs in step with it, for ever.
     waits = "scf.while" in names and any(name.startswith("tt.atomic") for name in names)
     if waits or names & {"tt.atomic_cas", "tt.atomic_poll"}:
         return 1
@@ -250,6 +252,7 @@ def _launch(
         _record(kernel, name, grid, pointers, capture)
         return 0
     if isinstance(kernel, NotComputed):
+        # Without its text, not even what it writes is known: all values count as unknown.
         _library.emulated_note_work(f"{name} (of which {kernel} is not understood)".encode())
         return 0
     may_be_stale = staleness.is_possible()
@@ -271,13 +274,14 @@ def _record(
         text = f"{name} (which uses {problem})".encode()
         graphs.record(lambda step: _library.emulated_note_work(text), number=capture)
         return
+    # Read now, as a card does: a replay has the arguments of the capture, whatever changed since.
     arguments = kernel.read_arguments(pointers)
 
     def compute(step: int) -> None:
         try:
             with on_the_cpu():
                 kernel.launch(grid, arguments)
-        except KernelError as error:
+        except KernelError as error:  # nothing returns a status of the driver in a replay
             raise torch.AcceleratorError(f"CUDA error: {error}") from None
 
     graphs.record(compute, number=capture)

@@ -59,6 +59,7 @@ def read_elements(
     """
     mask = active_mask(programs, mask, addresses.dim())
     addresses, mask = _spread(addresses, mask)
+    # The library leaves out what the mask does; without one it writes every element.
     new = torch.empty if mask is None else torch.zeros
     found = new(addresses.shape, dtype=dtype)
     _call(programs, "load", found, addresses, mask, dtype.itemsize)
@@ -101,6 +102,7 @@ def atomic(
         KernelError: if an address is not in memory that a card could write.
     """
     mask = active_mask(programs, mask, addresses.dim())
+    # Addresses that are kept once for all programs are written out: each program changes them.
     shape = (programs.count, *addresses.shape[1:])
     addresses, mask = _spread(addresses.expand(shape), mask)
     given = given.expand(addresses.shape).contiguous()
@@ -141,6 +143,7 @@ def _spread(
     addresses: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return addresses and mask with one element for each access, in order."""
+    # Contiguous, because the library goes through both as through plain arrays.
     if mask is None:
         return addresses.contiguous(), None
     addresses, mask = torch.broadcast_tensors(addresses, mask)
@@ -183,10 +186,11 @@ def check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, si
     address = int(addresses.view(-1)[index])
     of_one = addresses.numel() // len(addresses)
     at = ""
-    if len(addresses) == programs.count:
+    if len(addresses) == programs.count:  # otherwise all programs access the same, none is named
         program = index // of_one
         position = ", ".join(str(int(programs.ids[axis][program])) for axis in "xyz")
         at = f" in program ({position})"
+    # In torch an address is a signed number, which may be negative.
     where = f"the kernel {programs.name} {verb} {size} bytes at 0x{address & (2**64 - 1):x}{at}"
     if address % size:
         raise KernelError(KernelError.MISALIGNED_ADDRESS, f"misaligned address: {where}")
@@ -270,7 +274,7 @@ def _active(programs: Programs, mask: Any) -> tuple[torch.Tensor | None, torch.T
     active = programs.active
     if not isinstance(mask, Progression):
         return active, mask
-    if mask.number == 1:
+    if mask.number == 1:  # true for all elements
         return active, None
     return (mask.base if active is None else mask.base & active), None
 
@@ -286,6 +290,7 @@ def _call_for_block(
     base, count = addresses.base.contiguous(), values.shape[0]
     size = values.element_size()
     lengths, steps = _arrays(addresses.shape, addresses.steps)
+    # A step of 0 from program to program: all have the same addresses, which are kept once.
     block = _Block(base.data_ptr(), count, int(base.shape[0] > 1))
     block.lengths, block.steps = ctypes.addressof(lengths), ctypes.addressof(steps)
     block.dims, block.size = len(lengths), size

@@ -159,6 +159,7 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
         for name in uses(op)
     }
     own = {*names, *block.arguments, *(name for op in operations for name in op.results)}
+    # A value that another block or the end needs lives on after the last step that uses it here.
     own -= elsewhere.union(uses(end))
     last: dict[str, int] = {}
     for index, op in enumerate(operations):
@@ -223,6 +224,7 @@ class Programs:
         for step in code.steps:
             names = step.results
             if step.is_control:
+                # Branches and loops run blocks of their own, which need all values, not operands.
                 values.update(zip(names, step.compute(self, values), strict=False))
             else:
                 results = self._computed(step, [values[name] for name in step.operands])
@@ -268,6 +270,8 @@ class Programs:
         function, codes = self.functions[name]
         values: Environment = dict(zip(function.arguments, arguments, strict=True))
         outer = self.active
+        # Each program is in one block at a time, so one pass over the blocks serves all: those that
+        # take another way wait here until the pass comes to their block.
         waiting: dict[str, torch.Tensor | None] = {codes[0].label: outer}
         returned: list[Any] | None = None
         for code in codes:
@@ -312,7 +316,7 @@ class Programs:
             # Programs meet here that came another way: each keeps the values of its own way.
             for name, value in zip(code.arguments, passed, strict=True):
                 values[name] = value if mask is None else choose(mask, value, values[name])
-            before = waiting[label]
+            before = waiting[label]  # None stands for all programs
             waiting[label] = None if mask is None or before is None else before | mask
 
 
@@ -332,7 +336,7 @@ def choose(mask: torch.Tensor, new: Any, old: Any) -> Any:
     if new is old:
         return new
     if not isinstance(new, torch.Tensor):
-        return new.chosen(mask, old)
+        return new.chosen(mask, old)  # a progression or a descriptor: by its fields
     return chosen(mask.view(-1, *[1] * (new.dim() - 1)), new, as_tensor(old))
 
 

@@ -217,12 +217,23 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
         return self.end_bytes - self.start_bytes
 
     def in_mb(self, figure: str) -> float | None:
-        """Return a figure in MB: ``in_mb("peak_bytes")``."""
+        """Return a figure in MB: ``in_mb("peak_bytes")``.
+
+        Args:
+            figure: the name of one in bytes.
+
+        Returns:
+            MB (2**20 bytes); None if it was not measured.
+        """
         size = getattr(self, figure)
         return None if size is None else size / MB
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every figure, measured and derived, as builtin types in a fixed order."""
+        """Return every figure, measured and derived.
+
+        Returns:
+            Builtin types in a fixed order; sizes in bytes.
+        """
         # asdict() of the whole record would take a second for 100,000 samples.
         plain = dict(zip(_ORDER, _values_in_order(self), strict=True))
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
@@ -238,7 +249,13 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RegionRecord":
-        """Rebuild a record from :meth:`to_dict`; keys that it does not know are ignored.
+        """Rebuild a record; keys that it does not know are ignored.
+
+        Args:
+            data: what :meth:`to_dict` has returned, also after JSON.
+
+        Returns:
+            An equal record.
 
         Raises:
             ShapeError: if a value is missing or has the wrong type.

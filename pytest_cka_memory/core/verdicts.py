@@ -30,7 +30,11 @@ class Breach:
     """How many batches a limit on growth leaves out; None for every other limit."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return builtin types only."""
+        """Return the attributes by name.
+
+        Returns:
+            Builtin types only, as they are in the JSON report.
+        """
         return asdict(self)
 
 
@@ -97,7 +101,14 @@ class Limit(ABC):
         """
 
     def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
-        """Return one verdict per figure, for a limit on several figures."""
+        """Judge a region by each figure that this limits; override it if there are several.
+
+        Args:
+            record: the figures of a region that has ended.
+
+        Returns:
+            One verdict for each figure.
+        """
         return [self.judge(record)]
 
 
@@ -141,13 +152,24 @@ class Result:
         return "not judged" if unjudged.issuperset(self.limits) else "ok"
 
     def verdict_of(self, breach: Breach) -> str:
-        """Return the verdict on one of the broken limits: BREACH, warning or known (xfail)."""
+        """Return the verdict on one of the broken limits.
+
+        Args:
+            breach: one of :attr:`breaches`.
+
+        Returns:
+            ``BREACH``, ``warning`` or ``known (xfail)``.
+        """
         if breach.warns:
             return WARNED
         return KNOWN if self.outcome == "xfailed" else "BREACH"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return builtin types only, in the order of the published schema."""
+        """Return the region as it is in the JSON report.
+
+        Returns:
+            Builtin types only, in the order of the published schema.
+        """
         record = self.record.to_dict()
         return {
             "nodeid": self.nodeid,
@@ -164,7 +186,14 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "") -> "Result":
-        """Rebuild a result from :meth:`to_dict`; `where` starts the path in error messages.
+        """Rebuild a result.
+
+        Args:
+            data: what :meth:`to_dict` has returned, also after JSON.
+            where: the start of the path in error messages.
+
+        Returns:
+            An equal result.
 
         Raises:
             ShapeError: if a value is missing or has the wrong type.

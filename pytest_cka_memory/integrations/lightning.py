@@ -19,9 +19,18 @@ class MemoryCallback:
     the batches of validation, test or prediction. An accumulated batch is a batch. The object is a
     callback of ``lightning`` and of ``pytorch_lightning``, whichever the user has imported.
 
+    Args:
+        region: an open region; each batch becomes a sample of it.
+
     Raises:
         TypeError: if `region` is not a region.
         ImportError: if neither is installed.
+
+    Example:
+        .. code-block:: python
+
+            with cka_memory.measure("fit") as region:
+                trainer = Trainer(callbacks=[MemoryCallback(region)], **settings)
     """
 
     def __new__(cls, region: Region) -> "MemoryCallback":

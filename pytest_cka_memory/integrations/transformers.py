@@ -16,8 +16,17 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
     otherwise the batches of ``evaluate`` or ``predict``. With gradient accumulation, each
     accumulated batch is a batch, not each step of the optimizer.
 
+    Args:
+        region: an open region; each batch becomes a sample of it.
+
     Raises:
         TypeError: if `region` is not a region.
+
+    Example:
+        .. code-block:: python
+
+            with cka_memory.measure("fit") as region:
+                trainer = Trainer(callbacks=[MemoryCallback(region)], **settings)
     """
 
     def __init__(self, region: Region) -> None:

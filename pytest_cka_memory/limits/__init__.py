@@ -109,8 +109,15 @@ def _maximum(
     Args:
         limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
 
+    Returns:
+        The limit; a figure that is equal to it keeps it.
+
     Raises:
         SizeError: if `limit` is not a valid size.
+
+    Example:
+        >>> {marker}("512 KiB").allowed_bytes
+        524288
     """
     return build
 
@@ -161,12 +168,28 @@ max_pools_mb = _maximum(
 
 
 def zero_retention() -> Maximum:
-    """Return a limit of 0 bytes on what was allocated in the region and is live at its end."""
+    """Return a limit of 0 bytes on what was allocated in the region and is live at its end.
+
+    Returns:
+        The limit; the same as ``max_retained_mb(0)``, under the name of its marker.
+
+    Example:
+        >>> zero_retention().allowed_bytes
+        0
+    """
     return Maximum("zero_retention", "retained_bytes", 0)
 
 
 def no_cycles() -> Maximum:
-    """Return a limit of 0 bytes on what only the garbage collector frees."""
+    """Return a limit of 0 bytes on what only the garbage collector frees.
+
+    Returns:
+        The limit; the same as ``max_cycles_mb(0)``, under the name of its marker.
+
+    Example:
+        >>> no_cycles().allowed_bytes
+        0
+    """
     return Maximum("no_cycles", "cycle_bytes", 0)
 
 
@@ -182,9 +205,17 @@ def flat_per_batch(
             what private pools reserve; or ``"outside"``, the card's memory outside torch's
             allocator.
 
+    Returns:
+        The limit; a region with fewer than four full batches after `warmup` breaks it, because its
+        growth is not known.
+
     Raises:
         SizeError: if `tolerance_mb` is not a valid size.
         LimitError: if `warmup` is not a whole number of batches, or `of` is no such level.
+
+    Example:
+        >>> flat_per_batch("4 KiB", warmup=2).text
+        "flat_per_batch(tolerance_mb='4 KiB', warmup=2)"
     """
     tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
     assert isinstance(warmup, int), "checked"
@@ -207,6 +238,9 @@ def flat_process_per_batch(
             ``'64 KiB'``.
         warmup: batches at the start that are not judged.
 
+    Returns:
+        The limit; growth is steady if both halves of the batches grow.
+
     Raises:
         SizeError: if `tolerance_mb` is not a valid size.
         LimitError: if `warmup` is not a whole number of batches, or psutil is not installed.
@@ -223,8 +257,15 @@ def fits(*cards: object) -> FitsCards:
     Args:
         cards: names of cards that can be emulated.
 
+    Returns:
+        The limit; of a card's memory, 512 MB are its CUDA context's.
+
     Raises:
         LimitError: if a card is not known, or none is named.
+
+    Example:
+        >>> fits("t4", "a10").text
+        "fits('t4', 'a10')"
     """
     unknown = [name for name in cards if name not in CARDS]
     if unknown or not cards:

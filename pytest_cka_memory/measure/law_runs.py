@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pytest_cka_memory.core.allocations import AllocationSite
@@ -310,12 +309,8 @@ def find_law(
         device=stack.meter.device,
         runs=facts.runs,
         rounds=facts.rounds,
-        measure=partial(_once, runner),
+        measure=runner.sample,
     )
-
-
-def _once(runner: Runner, point: tuple[int, ...]) -> Any:
-    return runner.sample(point)
 
 
 def _check_values(name: str, values: Sequence[object]) -> None:

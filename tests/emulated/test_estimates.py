@@ -21,7 +21,7 @@ def step(batch, seq=1024):
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> str:
+def train(tmp_path: Path, forked_children: None) -> str:
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     return f"{path}:step"

@@ -57,7 +57,8 @@ def test_models_that_do_not_fit_together_are_compared(python, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     options = ("--memory", "8GB", "--no-values")
-    done = python("-m", "emulated_cuda", *options, str(program), str(tmp_path))
+    words = ("-m", "emulated_cuda", *options, str(program), str(tmp_path))
+    done = python(*words, forked_children=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stderr
     found = json.loads(lines[0])

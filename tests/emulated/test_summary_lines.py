@@ -77,6 +77,6 @@ def test_program_that_runs_out_of_memory_is_told_why(python, tmp_path) -> None:
     program = tmp_path / "train.py"
     program.write_text(FRAGMENTED)
     card = ("--card", "t4", "--memory", "2560MB", "--no-values")
-    run = python("-m", "emulated_cuda", *card, str(program))
+    run = python("-m", "emulated_cuda", *card, str(program), forked_children=True)
     assert run.returncode == 1
     assert "400.0 MB of the reserve were in use, 1,600.0 MB free in blocks of at most" in run.stderr

@@ -8,6 +8,8 @@ import pytest
 
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 
+BRIEFLY = ("--seconds", "6")
+"""Of processor time: enough to try each change alone."""
 MODEL = Path(__file__).with_name("small_models.py")
 TEST = """
 import pytest
@@ -26,8 +28,10 @@ def test_wrong():
 
 
 @pytest.fixture
-def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a model and its tests, which is the current one."""
+def folder(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, forked_children: None
+) -> Path:
+    """Return a folder with a model and its tests, which is the current one. Sessions are forked."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly")
     pytester.makepyfile(test_it=TEST)
     (pytester.path / "small_models.py").write_text(MODEL.read_text("utf-8"), "utf-8")
@@ -36,7 +40,7 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The patched copy of the cheapest change has the predicted peak, and equal numbers."""
-    given = ("test_it.py::test_step", "--device", "cpu", "--to", "4MB", "--prove")
+    given = ("test_it.py::test_step", "--device", "cpu", "--to", "4MB", "--prove", *BRIEFLY)
     status = main(["repair", *given])
     out, progress = capfd.readouterr()
     assert status == OK, progress
@@ -54,10 +58,11 @@ def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixtu
 
 def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A budget below every trial's peak has an answer, too: the lowest that was found."""
-    status = main(["repair", "test_it.py::test_step", "--device", "cpu", "--to", "0.1"])
+    given = ("test_it.py::test_step", "--device", "cpu", "--to", "0.1")
+    status = main(["repair", *given, *BRIEFLY])
     out, _ = capfd.readouterr()
     assert status == OK
-    # On a busy machine there may be no time to try everything.
+    # There may be no time to try everything.
     answer = (
         r"^(does not fit 0\.10 MB even with everything|nothing that was tried fits 0\.10 MB): \d"
     )

@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked_processes
 import pytest
 
 PROGRAMS = Path(__file__).with_name("recorded_programs.py")
@@ -22,8 +21,9 @@ def recorded(tmp_path_factory):
             "PYTORCH_ALLOC_CONF": setting,
             "PYTORCH_CUDA_ALLOC_CONF": setting,
         }
-        words = [sys.executable, str(PROGRAMS), str(folder), *arguments]
-        subprocess.run(words, env=environment, check=True)
+        words = ["python", str(PROGRAMS), str(folder), *arguments]
+        done = forked_processes.run(words, environment=environment)
+        assert done.returncode == 0, done.stderr
         return {
             path.stem: (path, json.loads(path.with_suffix(".json").read_text("utf-8")))
             for path in sorted(folder.glob("*.pickle"))

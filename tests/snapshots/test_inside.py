@@ -1,9 +1,8 @@
 """Recordings from inside: of a region, and of a test that has run out of memory."""
 
 import os
-import subprocess
-import sys
 
+import forked_processes
 import pytest
 
 from pytest_cka_memory import MemoryProbe, RegionError
@@ -40,14 +39,11 @@ def session(tmp_path_factory):
         "--cka-memory-device=emulate:cuda:t4,values=off",
         "--cka-memory-json=report.json",
     )
-    done = subprocess.run(
+    done = forked_processes.run(
         # In their order: what the second test starts to record, the third one has.
-        [sys.executable, "-m", "pytest", *words, "-p", "no:randomly", "test_it.py"],
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
+        ["pytest", *words, "-p", "no:randomly", "test_it.py"],
+        folder=folder,
+        environment={**os.environ, "COLUMNS": "200"},
     )
     return folder, done.stdout
 

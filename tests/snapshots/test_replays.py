@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
+from types import SimpleNamespace
 
+import forked_processes
 import made
 import pytest
 from recorded_programs import PROGRAMS
@@ -25,6 +25,13 @@ OF_EACH_KIND = (
 )
 
 
+@pytest.fixture
+def forked_replays(monkeypatch):
+    """Fork the process of each replay, which has imported torch already. Other tests start one."""
+    python = SimpleNamespace(executable=forked_processes.interpreter())
+    monkeypatch.setattr(replays, "sys", python)
+
+
 @pytest.fixture(scope="module")
 def by_setting(recorded):
     """Setting -> the recordings under it and the allocator's own figures."""
@@ -42,6 +49,7 @@ def replayed(path, *runs):
 AS_RECORDED = {"attempts": False, "releases": True}
 
 
+@pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name):
     """A recording tells what the program takes under other settings, and under its own the reserve
@@ -61,6 +69,7 @@ def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name
         assert result.reserved_bytes == own["reserved_bytes"]
 
 
+@pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("name", ["graphs_that_are_deleted", "layers_that_are_offloaded"])
 def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_setting, name):
     """Pages that are mapped and unmapped are followed as whole segments are."""
@@ -72,6 +81,7 @@ def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_settin
     assert found.growths > 3
 
 
+@pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("kind", ["late", "wrapped"])
 @pytest.mark.parametrize("setting", ["", EXPANDABLE], ids=["default", "expandable"])
 def test_recording_that_begins_in_the_middle_begins_exactly(recorded, setting, kind):
@@ -151,6 +161,7 @@ def test_released_segments_are_a_call_or_the_allocators_own(tmp_path, frames, fo
     assert request_list.unclear_releases == (action == replaying.RELEASE and not frames)
 
 
+@pytest.mark.usefixtures("forked_replays")
 def test_command_prints_what_fits(by_setting, tmp_path, capsys):
     """The table has each setting, whether it fits the card, and what to write."""
     path, own = by_setting[""]["cache_that_doubles"]
@@ -212,12 +223,10 @@ def test_emulated_device_writes_a_recording_of_a_program_that_runs_out(tmp_path)
     script, path = tmp_path / "train.py", tmp_path / "run.pickle"
     script.write_text(PROGRAM, encoding="utf-8")
     words = [*("--card", "t4", "--no-values", "--snapshot", str(path)), str(script)]
-    done = subprocess.run(
-        [sys.executable, "-m", "emulated_cuda", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "RANK": ""},
-        check=False,
+    done = forked_processes.run(
+        ["python", "-m", "emulated_cuda", *words],
+        environment={**os.environ, "RANK": ""},
+        with_children=True,
     )
     assert done.returncode == 1
     assert f"python -m pytest_cka_memory snapshot {path}" in done.stderr
