@@ -220,7 +220,9 @@ class Census(GarbageCounter):
         """
         garbage, cost = self._census.unreachable(since)
         collected = _collected_objects()
-        if collected != self._seen_at:  # other objects may have got the same identities
+        # Other objects may have got the same identities. If other threads leave cycles, this is at
+        # each count. It then follows again what is still there, in the time that is allowed.
+        if collected != self._seen_at:
             self._seen, self._waiting, self._seen_at = set(), set(), collected
         new = [value for value in garbage if id(value) not in self._seen]
         self._seen.update(map(id, new))

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.meters import cpp_counts, torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
+from pytest_cka_memory.meters import cpp_counts, torch_keepers, torch_private
 from pytest_cka_memory.meters.blocks.python_objects import CompiledRelease
 from pytest_cka_memory.meters.objects import (
     NO_STORAGE,
     PLAIN_TENSORS,
+    grad_fn_of,
     gradient_of,
+    is_node,
     plain_storage_of,
     storages_of,
 )
@@ -101,7 +102,7 @@ def _node_kind(kind: type) -> _NodeKind | None:
     if is_node(kind):
         # Not an attribute of that name which a user's own function sets.
         has_leaf = type(getattr(kind, "variable", None)) is types.GetSetDescriptorType
-        found = _NodeKind(torch_private.raw_saved(kind), has_leaf, kind.__name__ in _OPAQUE_NODES)
+        found = _NodeKind(torch_keepers.raw_saved(kind), has_leaf, kind.__name__ in _OPAQUE_NODES)
     if may_be_key:
         _node_kinds[kind] = found
     return found
@@ -336,7 +337,7 @@ def _calls_back(value: Any) -> bool:
         and reference.__callback__ is not None
         # Dynamo notes a number for each module.
         and not str(getattr(reference.__callback__, "__module__", "")).startswith(
-            torch_private.DYNAMO
+            torch_keepers.DYNAMO
         )
         for reference in weakref.getweakrefs(value)
     )
@@ -361,7 +362,7 @@ def _of_unpacked(node: Any, name: str, index: int | None) -> Iterator[_Reference
     Of a result of the node, only a copy can be read: another tensor with the same storage.
     """
     try:
-        saved = getattr(node, torch_private.unpacked_name(name))
+        saved = getattr(node, torch_keepers.unpacked_name(name))
     except RuntimeError:  # it was modified since
         return
     tensor = saved if index is None else saved[index]
