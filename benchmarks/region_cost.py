@@ -6,7 +6,8 @@ A model of 2,000 parameters and half a million other Python objects are alive. E
 median of the native counter, beside the same of the ledger, in user CPU time. A boundary is
 measured in loops of rising length, in which the level is flat, or rises because each batch keeps a
 tensor; `garbage` leaves a tensor in a reference cycle in each batch, `graph` a small graph. The
-begin and the end of the region are not in it. With `--also` it prints instead what each addition
+begin and the end of the region are not in it; the end is measured above a full collection, for each
+tensor that the region keeps. With `--also` it prints instead what each addition
 costs (cycles, process, driver), as ratios to a region without it.
 """
 
@@ -16,7 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from tabulate import tabulate
@@ -27,6 +28,7 @@ from pytest_cka_memory.meters.cpu import BlockMeter
 from pytest_cka_memory.meters.ledger.meter import StorageMeter
 
 _BATCHES = (100, 1_000, 10_000, 100_000)
+_LIVE_TENSORS = (10_000, 100_000)
 _OPERATORS = 20_000
 
 
@@ -70,6 +72,22 @@ def boundary_us(probe: MemoryProbe, batches: int, kind: str) -> float:
             region.batch_done(1)
         taken_s = time.process_time() - start
     return taken_s / batches * 1e6
+
+
+def end_us(probe: MemoryProbe, tensors: int) -> float:
+    """Return the time of the end of a region that keeps so many tensors, above a full collection.
+
+    The collection proves that they are no garbage; its time depends on all objects of the process.
+    """
+    kept: list[torch.Tensor] = []
+    with ExitStack() as stack:
+        stack.enter_context(probe.measure())
+        kept += (torch.empty(1) for _ in range(tensors))
+        start = time.process_time()
+        gc.collect()
+        collected = time.process_time()
+    ended = time.process_time()
+    return ((ended - collected) - (collected - start)) * 1e6 / tensors
 
 
 def print_additions(device: str, rounds: int) -> None:
@@ -164,6 +182,11 @@ def main() -> None:
                     f"boundary, {kind}, {count:,} batches, µs",
                     lambda probe, count=count, kind=kind: boundary_us(probe, count, kind),
                 )
+        for count in _LIVE_TENSORS:
+            add(
+                f"end, {count:,} tensors kept, µs each",
+                lambda probe, count=count: end_us(probe, count),
+            )
         bare = statistics.median(operator_us(None) for _ in range(options.rounds))
         add(f"x + x above the bare {bare:.2f}, µs", lambda probe: operator_us(probe) - bare)
     print(tabulate(rows, headers=("", *probes)))

@@ -236,8 +236,13 @@ class BatchSamples:
         levels = [boundary.level for boundary in self._boundaries]
         if self._census is None or max(levels[1:], default=0) <= min(levels[:1], default=0):
             return
+        older = self._census.older()
+        if older is None:
+            self._before_collection()
+            older = self._census.collect_older()
+            self.freed_garbage |= bool(older)
         garbage_since: Counter[int] = Counter()
-        for garbage in self._census.older():
+        for garbage in older:
             last_batch = bisect_left(self.serials, garbage.last_serial)
             is_garbage = is_known(last_batch) or middle(len(levels)) <= last_batch < len(levels) - 1
             garbage_since[last_batch + (not is_garbage)] += garbage.requested_bytes

@@ -82,6 +82,7 @@ class Census(GarbageCounter):
 
     Args:
         meter: one that knows its blocks.
+        mark: the moment of the meter at which the region began.
         census: begun at the begin of the region.
         freed_with: returns what is freed with garbage.
         look: called with the garbage whenever some is found that keeps memory alive, and with the
@@ -91,11 +92,12 @@ class Census(GarbageCounter):
     def __init__(
         self,
         meter: Meter,
+        mark: Any,
         census: CompiledCensus,
         freed_with: "Callable[[list[Any]], Freed]",
         look: Look,
     ) -> None:
-        self._meter, self._census = meter, census
+        self._meter, self._mark, self._census = meter, mark, census
         self._freed_with, self._look = freed_with, look
         self._blocks: dict[int, _Block] = {}
         """By the number of the allocation, what was found."""
@@ -151,23 +153,26 @@ class Census(GarbageCounter):
             self._look(garbage, self._blocks.keys())
         return True
 
-    def older(self) -> list[OlderGarbage]:
+    def older(self) -> list[OlderGarbage] | None:
         return without_collections(self._older)
 
-    def _older(self) -> list[OlderGarbage]:
-        young, _ = self._census.unreachable(BEGIN)
-        counted = {block.serial for block in self._blocks_of(self._freed_with(young).storages)}
-        counted |= self._blocks.keys()
-        of_region = set(map(id, young))
-        del young  # it references them, so the next census would not take them for garbage
+    def _older(self) -> list[OlderGarbage] | None:
+        counted, of_region, _ = self._counted()
         everything, _ = self._census.unreachable(ALL)
         older = [value for value in everything if id(value) not in of_region]
+        is_complete = True
 
         def blocks_of(garbage: list[Any]) -> list[_Block]:
-            blocks = self._blocks_of(self._freed_with(garbage).storages)
-            return [block for block in blocks if block.serial not in counted]
+            nonlocal is_complete
+            freed = self._freed_with(garbage)
+            is_complete &= freed.is_complete
+            return [
+                block for block in self._blocks_of(freed.storages) if block.serial not in counted
+            ]
 
         blocks = blocks_of(older)
+        if not is_complete:
+            return None
         groups = _connected(older) if blocks else []
         parts = [blocks_of(group) for group in groups] if len(groups) <= _MOST_GROUPS else []
         return [
@@ -175,6 +180,35 @@ class Census(GarbageCounter):
             for part in parts or [[block] for block in blocks]
             if part
         ]
+
+    def collect_older(self) -> list[OlderGarbage]:
+        counted, of_region, all_counted = self._counted()
+        older = [it for it in self._census.unreachable(ALL)[0] if id(it) not in of_region]
+        groups = sum(map(self._may_keep_memory, _connected(older))) + (not all_counted)
+        del older  # it references them, so they would survive the collection
+        before = self._meter.allocations_since(self._mark)
+        live = [allocation for allocation in before if allocation.serial not in counted]
+        gc.collect()
+        freed = [OlderGarbage(it.bytes, it.serial) for it in live if not it.is_live()]
+        if groups == 1 and freed:  # of several, it is not known which has kept what
+            last_serial = max(it.last_serial for it in freed)
+            return [OlderGarbage(sum(it.requested_bytes for it in freed), last_serial)]
+        return freed
+
+    def _may_keep_memory(self, garbage: list[Any]) -> bool:
+        freed = self._freed_with(garbage)
+        return bool(freed.storages) or not freed.is_complete
+
+    def _counted(self) -> tuple[set[int], set[int], bool]:
+        """Return which allocations garbage of the region keeps alive, and which objects it is.
+
+        The objects by their identities: a census does not take for garbage what a list references.
+        The last says whether these are all such allocations.
+        """
+        young, _ = self._census.unreachable(BEGIN)
+        freed = self._freed_with(young)
+        counted = {block.serial for block in self._blocks_of(freed.storages)} | self._blocks.keys()
+        return counted, set(map(id, young)), freed.is_complete
 
     def missed_since(self) -> int | None:
         return self._missed_since
@@ -186,7 +220,9 @@ class Census(GarbageCounter):
         """
         garbage, cost = self._census.unreachable(since)
         collected = _collected_objects()
-        if collected != self._seen_at:  # other objects may have got the same identities
+        # Other objects may have got the same identities. If other threads leave cycles, this is at
+        # each count. It then follows again what is still there, in the time that is allowed.
+        if collected != self._seen_at:
             self._seen, self._waiting, self._seen_at = set(), set(), collected
         new = [value for value in garbage if id(value) not in self._seen]
         self._seen.update(map(id, new))
@@ -227,7 +263,7 @@ class Census(GarbageCounter):
         return block_there is not None and block_there[1] == block.serial
 
 
-def census_of(meter: Meter, look: Look) -> GarbageCounter | None:
+def census_of(meter: Meter, mark: Any, look: Look) -> GarbageCounter | None:
     """Return a census for a region that begins now; None if garbage cannot be counted here."""
     own = meter.garbage_counter()
     if own is not None or not meter.knows_blocks:
@@ -235,7 +271,7 @@ def census_of(meter: Meter, look: Look) -> GarbageCounter | None:
     from pytest_cka_memory.meters import release  # imports torch; not at the first boundary
 
     census = CompiledCensus.begin()
-    return None if census is None else Census(meter, census, release.freed_with, look)
+    return None if census is None else Census(meter, mark, census, release.freed_with, look)
 
 
 def _connected(objects: list[Any]) -> list[list[Any]]:
@@ -252,7 +288,9 @@ def _connected(objects: list[Any]) -> list[list[Any]]:
 
 
 def _collected_objects() -> int:
-    return sum(int(generation["collected"]) for generation in gc.get_stats())
+    young, middle, old = gc.get_stats()  # at each boundary, so without a loop
+    collected: int = young["collected"] + middle["collected"] + old["collected"]
+    return collected
 
 
 class FoundGarbage(Addition):

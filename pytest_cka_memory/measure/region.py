@@ -84,7 +84,7 @@ class Region(WithRecording, FigureAttributes):
         if self._explainer is not None:
             self._additions = (*self._additions, FoundGarbage(peaks, meter))
         look = partial(_look, self._additions)
-        self._census = census_of(meter, look)
+        self._census = census_of(meter, peaks.mark, look)
         self._samples = BatchSamples(peaks, self._census, partial(look, None))
 
     @property

@@ -95,10 +95,18 @@ class GarbageCounter(ABC):
     def count(self, boundaries: int) -> Garbage | None:
         """Look for garbage after so many boundaries; None if its memory cannot all be counted."""
 
-    def older(self) -> list[OlderGarbage]:
+    def older(self) -> list[OlderGarbage] | None:
         """Return what only garbage keeps alive that is older than the region, and was not counted.
 
-        One for each group of objects that reference each other. This looks at all objects.
+        One for each group of objects that reference each other; None if its memory cannot all be
+        counted. This looks at all objects.
+        """
+        return []
+
+    def collect_older(self) -> list[OlderGarbage]:
+        """Collect all garbage; return what that freed and was not counted.
+
+        As :meth:`older` does, or block by block if that is not known.
         """
         return []
 

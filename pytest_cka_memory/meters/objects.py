@@ -40,8 +40,8 @@ def grad_fn_of(tensor: "torch.Tensor") -> Any:
 
 # A tensor without a plain storage (opaque, batched by functorch, not yet materialised) raises one
 # of these and is not counted. A subclass may raise anything.
-_NO_STORAGE = (NotImplementedError, RuntimeError, ValueError, AttributeError)
-_untyped_storage = torch.Tensor.untyped_storage  # read at import, because a test may patch it
+NO_STORAGE = (NotImplementedError, RuntimeError, ValueError, AttributeError)
+plain_storage_of = torch.Tensor.untyped_storage  # read at import, because a test may patch it
 PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _SPARSE_PARTS = {
     torch.sparse_coo: torch_private.SPARSE_PARTS,
@@ -66,8 +66,8 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
     """Return the storages of `tensor`: one, or those of the parts of a sparse or wrapper tensor."""
     if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
         try:
-            return (_untyped_storage(tensor),)
-        except _NO_STORAGE:
+            return (plain_storage_of(tensor),)
+        except NO_STORAGE:
             inner = torch_private.unwrapped(tensor)
             return () if inner is None else storages_of(inner)
     with torch_private.no_subclass_function():
@@ -191,7 +191,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
             return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
         # A view whose base was modified in a way that autograd rejects raises, and so does one that
         # is being compiled, because it cannot run its operators without its mode.
-        except _NO_STORAGE:
+        except NO_STORAGE:
             return None
 
 

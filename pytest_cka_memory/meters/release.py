@@ -8,16 +8,24 @@ Nothing is freed for it.
 
 import datetime
 import sys
+import types
 import weakref
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from pytest_cka_memory.meters import cpp_counts, torch_keepers, torch_private
 from pytest_cka_memory.meters.blocks.python_objects import CompiledRelease
-from pytest_cka_memory.meters.objects import grad_fn_of, gradient_of, is_node, storages_of
+from pytest_cka_memory.meters.objects import (
+    NO_STORAGE,
+    PLAIN_TENSORS,
+    grad_fn_of,
+    gradient_of,
+    is_node,
+    plain_storage_of,
+    storages_of,
+)
 
 
 class Freed(NamedTuple):
@@ -49,6 +57,7 @@ class _Reference(NamedTuple):
 
 _UNKNOWN = cpp_counts.Uses(cpp=2**31, python=0)
 """For an object whose references cannot be counted: so many that it always counts as in use."""
+_ONLY_PYTHON = cpp_counts.Uses(cpp=0, python=0)
 
 
 class _NoType:
@@ -69,6 +78,36 @@ _DEEPEST = 2_000
 keeps it in some versions: a chain of 50,000 of them overflows the stack when it is freed."""
 
 
+class _NodeKind(NamedTuple):
+    """What all autograd nodes of one type have in common."""
+
+    saved: tuple[str, ...]
+    """The attributes that hold saved tensors."""
+    has_leaf: bool
+    """Whether it adds up the gradient of a leaf, which it references."""
+    is_opaque: bool
+
+
+_node_kinds: weakref.WeakKeyDictionary[type, _NodeKind | None] = weakref.WeakKeyDictionary()
+"""What is known of types; None for one that is not that of a node. A loop frees the same types of
+objects in each batch, and to ask for this takes longer than to follow one of them."""
+
+
+def _node_kind(kind: type) -> _NodeKind | None:
+    """Return what nodes of a type have in common; None if it is not a type of nodes."""
+    may_be_key = type(kind) is type  # the metaclass of a user may compare and hash in Python
+    if may_be_key and kind in _node_kinds:
+        return _node_kinds[kind]
+    found = None
+    if is_node(kind):
+        # Not an attribute of that name which a user's own function sets.
+        has_leaf = type(getattr(kind, "variable", None)) is types.GetSetDescriptorType
+        found = _NodeKind(torch_keepers.raw_saved(kind), has_leaf, kind.__name__ in _OPAQUE_NODES)
+    if may_be_key:
+        _node_kinds[kind] = found
+    return found
+
+
 class _Release:
     """What loses references because garbage is freed. Lives only for one search."""
 
@@ -79,7 +118,7 @@ class _Release:
         self._python = CompiledRelease(garbage, bases, cpp_counts.type_of_nodes())
         self._met: dict[int, Any] = {}
         """By identity, objects that have lost references; so that no other gets that identity."""
-        self._lost_in_cpp: Counter[int] = Counter()
+        self._lost_in_cpp: dict[int, int] = {}
         self._freed: set[int] = set()
         self._storages: list[torch.UntypedStorage] = []
         self._is_complete = not any(map(_calls_back, garbage))
@@ -97,8 +136,11 @@ class _Release:
 
     def _waiting(self) -> Iterator[int]:
         for ident, value in self._met.items():
+            if ident in self._freed:
+                continue
             # What adds up a leaf's gradient is used by the graphs of all steps, and has no memory.
-            if ident in self._freed or hasattr(type(value), "variable"):
+            node_kind = _node_kind(type(value))
+            if node_kind is not None and node_kind.has_leaf:
                 continue
             if self._python.left(ident) <= self._uses(value).python:
                 yield ident
@@ -107,18 +149,21 @@ class _Release:
         """Free those that have lost all references, and what then has lost all of its own."""
         while candidates:
             value = candidates.pop()
-            if id(value) in self._freed or not self._is_unused(value):
+            ident = id(value)
+            if ident in self._freed or not self._is_unused(value):
                 continue
-            self._freed.add(id(value))
+            self._freed.add(ident)
             if type(value) is torch.UntypedStorage:
                 self._storages.append(value)
-            self._python.free(id(value))
+            self._python.free(ident)
             candidates += self._lose_references(value)
 
     def _is_unused(self, value: Any) -> bool:
+        ident = id(value)
         uses = self._uses(value)
-        in_python = self._python.left(id(value)) - uses.python
-        return uses.cpp <= self._lost_in_cpp[id(value)] and in_python <= 0
+        if uses.cpp > self._lost_in_cpp.get(ident, 0):
+            return False
+        return self._python.left(ident) <= uses.python
 
     def _uses(self, value: Any) -> cpp_counts.Uses:
         kind = type(value)
@@ -126,9 +171,9 @@ class _Release:
             return cpp_counts.tensor_uses(value)
         if kind is torch.UntypedStorage:
             return cpp_counts.storage_uses(value)
-        if is_node(kind):
+        if _node_kind(kind) is not None:
             return cpp_counts.node_uses(value) or _UNKNOWN
-        return cpp_counts.Uses(cpp=0, python=0)
+        return _ONLY_PYTHON
 
     def _lose_references(self, value: Any) -> list[Any]:
         """Let all that an object references, and the collector does not see, lose a reference.
@@ -137,22 +182,29 @@ class _Release:
             What has lost one of C++.
         """
         values, in_python = self._references_of(value)
+        if not values:
+            return values
         self._python.note(values)
-        for place, is_of_python in enumerate(in_python):
-            ident = id(values[place])
-            if is_of_python:
+        met, lost = self._met, self._lost_in_cpp
+        for place, referenced in enumerate(values):
+            ident = id(referenced)
+            if place in in_python:
                 self._python.lose(ident)
             else:
-                self._met[ident] = values[place]
-                self._lost_in_cpp[ident] += 1
-        return [values[place] for place, is_of_python in enumerate(in_python) if not is_of_python]
+                met[ident] = referenced
+                lost[ident] = lost.get(ident, 0) + 1
+        return [it for place, it in enumerate(values) if place not in in_python]
 
-    def _references_of(self, value: Any) -> tuple[list[Any], list[bool]]:
-        """Return what an object references, and which of these references count in Python.
+    def _references_of(self, value: Any) -> tuple[list[Any], Collection[int]]:
+        """Return what an object references, and at which places those that count in Python are.
 
         When this has returned, nothing else of this search references a new one of them.
         """
         kind = type(value)
+        if kind in PLAIN_TENSORS and (plain := _of_plain_tensor(value)) is not None:
+            return plain, ()
+        if kind is torch.UntypedStorage:
+            return [], ()
         if issubclass(kind, torch.Tensor):
             references = self._of_tensor(value)
         elif issubclass(kind, self._array):
@@ -160,20 +212,14 @@ class _Release:
             self._is_complete &= _fields_of(value) is None
         elif kind in torch_private.SAVED_TENSORS:  # one that belongs to no node
             references = self._of_saved(value, [])
-        elif kind is torch.UntypedStorage:
-            references = iter(())
         elif issubclass(kind, _OPAQUE):
             references = iter(())
             self._is_complete = False
         else:
-            references = self._of_node(value)
-        values: list[Any] = []
-        in_python: list[bool] = []
-        for reference in references:
-            if reference.value is not None:
-                values.append(reference.value)
-                in_python.append(reference.in_python)
-        return values, in_python
+            return self._of_node(value)
+        known = [reference for reference in references if reference.value is not None]
+        in_python = {place for place, reference in enumerate(known) if reference.in_python}
+        return [reference.value for reference in known], in_python
 
     def _of_tensor(self, tensor: torch.Tensor) -> Iterator[_Reference]:
         # To read the address of a lazy clone's data would copy the data. Other layouts have parts.
@@ -186,27 +232,39 @@ class _Release:
             yield _Reference(gradient_of(tensor))
             yield _Reference(torch_private.base_of(tensor))
 
-    def _of_node(self, node: Any) -> Iterator[_Reference]:
+    def _of_node(self, node: Any) -> tuple[list[Any], Collection[int]]:
+        """Return what :meth:`_references_of` does, of an autograd node."""
+        kind = _node_kind(type(node))
         depth = self._depths.get(id(node), 0)
-        if depth >= _DEEPEST or type(node).__name__ in _OPAQUE_NODES:
+        if kind is None or kind.is_opaque or depth >= _DEEPEST:
             self._is_complete = False
-            return
-        following = [found for found, _ in node.next_functions if found is not None]
-        for found in following:
+            return [], ()
+        values = [found for found, _ in node.next_functions if found is not None]
+        for found in values:
             self._depths[id(found)] = max(self._depths.get(id(found), 0), depth + 1)
-        yield from map(_Reference, following)
-        yield _Reference(getattr(node, "variable", None))  # the leaf, of a node that has one
-        for name in torch_keepers.raw_saved(type(node)):
+        following, in_python = len(values), set()
+        if kind.has_leaf and (leaf := node.variable) is not None:
+            values.append(leaf)
+        for name in kind.saved:
             try:
                 raw = getattr(node, name)
             except RuntimeError:  # the backward pass has freed it
                 continue
             several = isinstance(raw, tuple)
             for index, saved in enumerate(raw if several else (raw,)):
-                if torch_private.SHOWS_SAVED or cpp_counts.is_packed(saved):
-                    yield from self._of_saved(saved, following)
+                is_packed = cpp_counts.is_packed(saved)
+                if torch_private.SHOWS_SAVED and not is_packed:
+                    if (data := saved.data) is not None:
+                        values.append(data)
+                elif torch_private.SHOWS_SAVED or is_packed:
+                    for reference in self._of_saved(saved, values[:following]):
+                        if reference.value is not None:
+                            in_python |= {len(values)} if reference.in_python else set()
+                            values.append(reference.value)
                 else:
-                    yield from _of_unpacked(node, name, index if several else None)
+                    unpacked = _of_unpacked(node, name, index if several else None)
+                    values += [it.value for it in unpacked if it.value is not None]
+        return values, in_python
 
     def _of_saved(self, saved: Any, following: list[Any]) -> Iterator[_Reference]:
         """Yield a saved tensor, or what a hook of ``saved_tensors_hooks`` has packed for it.
@@ -225,6 +283,30 @@ class _Release:
             yield _Reference(cpp_counts.pack_hook_of(saved), in_python=True)
         else:
             self._is_complete = False  # to read it would run the hook
+
+
+def _of_plain_tensor(tensor: torch.Tensor) -> list[Any] | None:
+    """Return what a tensor of torch's own types references, in a fraction of the time.
+
+    None if it is a view or has no plain storage. To read the others runs no operator and calls
+    nothing of the user's, so nothing has to be kept from seeing it.
+    """
+    if tensor.layout is not torch.strided or torch_private.base_of(tensor) is not None:
+        return None
+    if tensor.is_quantized or tensor.is_nested or _is_lazy_clone(tensor):
+        return None
+    try:
+        values: list[Any] = [plain_storage_of(tensor)]
+        node = tensor.grad_fn
+        # Reading .grad of any other tensor prints a warning.
+        gradient = tensor.grad if node is None or tensor.retains_grad else None
+    except NO_STORAGE:
+        return None
+    if node is not None:
+        values.append(node)
+    if gradient is not None:
+        values.append(gradient)
+    return values
 
 
 def _is_lazy_clone(tensor: torch.Tensor) -> bool:

@@ -210,6 +210,11 @@ _given_to_script: set[int] = set()
 """Identities of the functions of torch that :func:`keep_scriptable` has listed."""
 
 
+def script_table() -> object:
+    """Return the table of functions that ``torch.jit.script`` knows; None until it is used."""
+    return getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None)
+
+
 def keep_scriptable(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:
     """Make ``torch.jit.script`` take `replacement` for `original`, one of its builtin functions.
 

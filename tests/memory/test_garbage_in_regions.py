@@ -1,6 +1,8 @@
 """Garbage in reference cycles is counted where it is, and nothing of it is freed by a region."""
 
 import gc
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,66 @@ def test_an_owner_that_becomes_garbage_in_the_loop_grows_as_if_it_were_collected
         for batches in range(8, 34) if is_native else [8]:
             found, true = (growth(batches, collects=collects) for collects in (False, True))
             assert found == true or (is_older and found < true), batches
+
+
+def test_an_older_owner_of_what_python_does_not_show_is_no_growth(cpu: MemoryProbe) -> None:
+    """What an older owner keeps through C++ cannot be counted: then a collection frees it, and it
+    is no growth of the region, as little as with a collection in each batch.
+    """
+
+    def growth(*, collects: bool) -> float | None:
+        owner = Owner([])
+        with cpu.measure() as region:
+            for batch in range(24):
+                if batch == 12:
+                    owner = Owner([])
+                # A conjugate keeps its base in a function of C++.
+                owner.value.append(torch.ones(SIZE, dtype=torch.complex64).conj())
+                if collects:
+                    gc.collect()
+                region.batch_done()
+            owner = None
+        return region.growth_bytes_per_batch
+
+    with no_automatic_collections():
+        true = growth(collects=True)
+        found = growth(collects=False)
+    assert true is not None
+    assert found is not None
+    assert found <= true
+
+
+def test_threads_that_make_cycles_change_no_figure(cpu: MemoryProbe, counts_garbage: bool) -> None:
+    """Collections of what other threads leave, at any moment, make no garbage of the loop count
+    twice or not at all.
+    """
+    if not counts_garbage:
+        pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
+    ended = threading.Event()
+
+    def leave_cycles() -> None:
+        while not ended.is_set():
+            for _ in range(20):
+                Cycle([])
+            time.sleep(0)
+
+    threads = [threading.Thread(target=leave_cycles) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    kept = []
+    leaf = torch.ones(SIZE, requires_grad=True)
+    try:
+        with cpu.measure() as region:
+            for _ in range(200):
+                Cycle(leaf.exp())
+                kept.append(torch.ones(SIZE))
+                region.batch_done()
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert region.growth_bytes_per_batch == BYTES
+    assert all(sample.garbage_bytes % BYTES == 0 for sample in region.timeline)
 
 
 @pytest.mark.parametrize("is_older", [False, True])

@@ -234,7 +234,7 @@ def counted(cpu: MemoryProbe, is_native: bool) -> Callable[[Callable[[], Any]], 
 
     def counted(program: Callable[[], Any]) -> tuple[Any, int]:
         with no_automatic_collections(), cpu.measure():
-            census = census_of(meter, lambda garbage, serials: None)
+            census = census_of(meter, meter.mark(), lambda garbage, serials: None)
             if census is None:
                 pytest.skip("this interpreter's lists of objects are not known")
             assert isinstance(census, Census)

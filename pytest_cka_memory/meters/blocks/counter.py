@@ -322,7 +322,14 @@ class RegionCounter:
         )
 
     def close(self) -> None:
-        """Stop counting; the stacks of all blocks are forgotten with the last region."""
+        """Stop counting; the stacks of all blocks are forgotten with the last region.
+
+        Until then the library references the code objects in them. No figure shows it: code holds
+        constants and names, never a tensor, and is in none of torch's allocators. A program can see
+        it only through a weak reference to a code object that it has dropped in the region, and as
+        at most 65,535 code objects in the memory of the process. A module that is reloaded has new
+        ones. Without the reference, another code could get the address and be named in its place.
+        """
         _close(self._handle, self._functions)
 
     def _read(self, *, sample: bool) -> Figures:
