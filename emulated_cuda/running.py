@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
     for process in processes:
         for device in process.devices:
             yield _line(process, device)
+            if _reserve_differs(device):
+                yield _range(device)
             if device.ran_out and device.refusal is not None:
                 yield _why(device.index, device.refusal)
             if _reserves_much_more(process, device):
@@ -40,6 +43,28 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
                     "or too far apart to be used again: PYTORCH_ALLOC_CONF=expandable_segments:"
                     "True, without max_split_size_mb, lets the allocator join them"
                 )
+
+
+_SMALL_SHARE = 0.01
+"""A reserve that differs by less, whenever events come, is shown as one number."""
+
+
+def _reserve_differs(device: DeviceUse) -> bool:
+    late = device.late_reserved_bytes
+    return late is not None and (
+        abs(late - device.reserved_bytes) > _SMALL_SHARE * device.reserved_bytes
+    )
+
+
+def _range(device: DeviceUse) -> str:
+    """Return what the reserve is at least, is expected to be, and is at most."""
+    late = device.late_reserved_bytes or 0
+    lower, upper = sorted((late, device.reserved_bytes))
+    return (
+        f"on cuda:{device.index} the reserve depends on when the card is done with what other "
+        f"streams use: at least {_mb(lower)}, expected {_mb(device.reserved_bytes)}, at most "
+        f"{_mb(upper)}"
+    )
 
 
 _USUAL_FACTOR = 2
@@ -141,6 +166,7 @@ def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
         "usable_bytes": process.usable_bytes,
         "max_allocated_bytes": device.allocated_bytes,
         "max_reserved_bytes": device.reserved_bytes,
+        "late_reserved_bytes": device.late_reserved_bytes,
         "missing_bytes": device.missing_bytes,
         "out_of_memory": device.ran_out,
         "ended": process.ended,
@@ -174,6 +200,7 @@ def main(arguments: Sequence[str]) -> int:
     except DeviceError as error:
         reader.error(str(error))
     _warn_of_untried_torch()
+    late = _late_run(options, command, card.name, total_bytes) if options.reserve_range else ()
     with run_folders.new() as folder:
         environment = children.environment_with(
             _with_driver(folder),
@@ -181,16 +208,70 @@ def main(arguments: Sequence[str]) -> int:
             devices=options.devices,
             total_bytes=total_bytes,
             values=options.values,
+            late_events=options.late_events,
             records=str(folder),
             **_snapshot_setting(options.snapshot),
         )
         process, status = _run(command, environment)
         processes = records.read(folder, {process: status})
+    if options.reserve_range:
+        processes = with_late(processes, late)
     for line in lines(processes):
         print(f"{PREFIX}{line}", file=sys.stderr)
     if options.json is not None:
         write_json(options.json, processes)
     return _end_like(status)
+
+
+def _late_run(
+    options: argparse.Namespace, command: Sequence[str], card: str, total_bytes: int
+) -> list[ProcessUse]:
+    """Run the program with late events; its output is not shown, and its status does not count."""
+    with run_folders.new() as folder:
+        environment = children.environment_with(
+            _with_driver(folder),
+            card=card,
+            devices=options.devices,
+            total_bytes=total_bytes,
+            values=options.values,
+            late_events=True,
+            records=str(folder),
+        )
+        with suppress(KeyboardInterrupt):
+            subprocess.run(
+                command,
+                env=environment,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        return records.read(folder)
+
+
+def with_late(processes: Sequence[ProcessUse], late: Sequence[ProcessUse]) -> list[ProcessUse]:
+    """Return the processes with the reserves that they had in another run, with late events.
+
+    They are matched by rank, program and order of start.
+    """
+    left = list(late)
+    found = []
+    for process in processes:
+        same = next(
+            (p for p in left if (p.rank, p.program) == (process.rank, process.program)), None
+        )
+        if same is not None:
+            left.remove(same)
+            reserved = {device.index: device.reserved_bytes for device in same.devices}
+            process = replace(
+                process,
+                devices=tuple(
+                    replace(device, late_reserved_bytes=reserved.get(device.index))
+                    for device in process.devices
+                ),
+            )
+        found.append(process)
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -217,6 +298,18 @@ def parser() -> argparse.ArgumentParser:
         action="store_false",
         help="compute nothing on the devices: faster, and memory is the same where no size depends "
         "on a value",
+    )
+    parser.add_argument(
+        "--late-events",
+        action="store_true",
+        help="an event is done only when the host must know that it is: blocks that other streams "
+        "used are free as late as on a card that is far behind",
+    )
+    parser.add_argument(
+        "--reserve-range",
+        action="store_true",
+        help="run the program twice, first with --late-events and without its output, and say "
+        "between what the reserve lies",
     )
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write what each process used to this file"
