@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import tried_torch
+from emulated_cuda import outside_reserve, tried_torch
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records, run_folders, snapshots
@@ -135,7 +135,12 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
     if device.ran_out:
         return f"out of memory: {missing}"
     if process.end is None:
-        return "fits"
+        condition = outside_reserve.condition(
+            process.card,
+            process.total_bytes - device.reserved_bytes,
+            with_nccl=process.rank is not None,
+        )
+        return f"fits, {condition}" if condition else "fits"
     if process.end == records.STILL_RUNS:
         return "still running; it has fitted so far"
     ended = f"ended early ({process.end})"
@@ -155,6 +160,7 @@ def _mb(size: int) -> str:
 
 
 def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
+    least, most = outside_reserve.range_of(process.card, with_nccl=process.rank is not None)
     return {
         "emulated": True,
         "process": process.process,
@@ -166,6 +172,7 @@ def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
         "usable_bytes": process.usable_bytes,
         "max_allocated_bytes": device.allocated_bytes,
         "max_reserved_bytes": device.reserved_bytes,
+        "outside_reserve_bytes": [least, most],
         "late_reserved_bytes": device.late_reserved_bytes,
         "missing_bytes": device.missing_bytes,
         "out_of_memory": device.ran_out,

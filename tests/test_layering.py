@@ -34,6 +34,7 @@ PICTURES = {
         values
         preparation
         torch_private  triton_private tried_torch
+        outside_reserve
         torch_versions cards          threads        imports        packing
         errors
     """,

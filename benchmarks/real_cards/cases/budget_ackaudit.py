@@ -1,4 +1,4 @@
-"""A Llama of 32 layers, compiled with a budget of memory for activations: peaks of a backward pass."""
+"""A Llama of 32 layers, compiled with a budget of memory for activations: its peaks."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ CASE = Case(
     kind="reserve",
     card="t4",
     memory="16GiB",
-    real="a card of 16 GiB, a Radeon RX 9070 XT as the issue says (the same allocator); torch 2.12.0",
+    real="a Radeon RX 9070 XT of 16 GiB, with the same allocator; torch 2.12.0",
     torch="2.12",
     figures={
         f"cycle {cycle}, {name}": Figure(printed, "MiB", name)
