@@ -31,6 +31,8 @@ ROWS = {
     "tiny-llama, full": Row("14.10", "tiny-llama-1.1b", 4, 0),
 }
 
+_VERSIONS = "versions: torch and litgpt of 2024, which are not named"
+
 CASE = Case(
     title="Fine-tuning nine language models of 1 to 8 billion parameters, LoRA and full",
     source="https://github.com/Lightning-AI/litgpt/blob/main/config_hub/finetune/README.md",
@@ -38,7 +40,7 @@ CASE = Case(
     card="a10",
     real="A10G; the versions of 2024 are not named",
     torch="2.3",
-    figures={name: Figure(row.published, "GB") for name, row in ROWS.items()},
+    figures={name: Figure(row.published, "GB", cause=_VERSIONS) for name, row in ROWS.items()},
     runs=tuple(ROWS),
     needs=("litgpt", "lightning"),
     environment=CUBLAS_BEFORE_2_7,
