@@ -4,25 +4,67 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import outside_reserve, tried_torch
+from emulated_cuda import outside_reserve, reserve_range, torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records, run_folders, snapshots
+from emulated_cuda.loading import checks, children, records
 from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
+
+_PREFIX = "emulated-cuda-records-"
+_UNLOCKED = "emulated-cuda-new-"
+
+
+@contextmanager
+def folder_of_records() -> Iterator[Path]:
+    """Make a folder, and remove it at the end.
+
+    What was left by processes that were killed is removed too. A folder is in use as long as its
+    lock is held, which the system releases when the process ends in any way.
+    """
+    remove_stale_folders()
+    # It gets the name that others look for when it is locked.
+    made = Path(tempfile.mkdtemp(prefix=_UNLOCKED))
+    lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = made.rename(made.with_name(made.name.replace(_UNLOCKED, _PREFIX)))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_stale_folders() -> None:
+    """Remove the folders of this user that no process has locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is locked or gone, or not of this user
+            _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(lock).st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
@@ -32,8 +74,8 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
     for process in processes:
         for device in process.devices:
             yield _line(process, device)
-            if _reserve_differs(device):
-                yield _range(device)
+            if reserve_range.differs(device):
+                yield reserve_range.line(device)
             if device.ran_out and device.refusal is not None:
                 yield _why(device.index, device.refusal)
             if _reserves_much_more(process, device):
@@ -43,28 +85,6 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
                     "or too far apart to be used again: PYTORCH_ALLOC_CONF=expandable_segments:"
                     "True, without max_split_size_mb, lets the allocator join them"
                 )
-
-
-_SMALL_SHARE = 0.01
-"""A reserve that differs by less, whenever events come, is shown as one number."""
-
-
-def _reserve_differs(device: DeviceUse) -> bool:
-    late = device.late_reserved_bytes
-    return late is not None and (
-        abs(late - device.reserved_bytes) > _SMALL_SHARE * device.reserved_bytes
-    )
-
-
-def _range(device: DeviceUse) -> str:
-    """Return what the reserve is at least, is expected to be, and is at most."""
-    late = device.late_reserved_bytes or 0
-    lower, upper = sorted((late, device.reserved_bytes))
-    return (
-        f"on cuda:{device.index} the reserve depends on when the card is done with what other "
-        f"streams use: at least {_mb(lower)}, expected {_mb(device.reserved_bytes)}, at most "
-        f"{_mb(upper)}"
-    )
 
 
 _USUAL_FACTOR = 2
@@ -208,7 +228,7 @@ def main(arguments: Sequence[str]) -> int:
         reader.error(str(error))
     _warn_of_untried_torch()
     late = _late_run(options, command, card.name, total_bytes) if options.reserve_range else ()
-    with run_folders.new() as folder:
+    with folder_of_records() as folder:
         environment = children.environment_with(
             _with_driver(folder),
             card=options.card,
@@ -222,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
         process, status = _run(command, environment)
         processes = records.read(folder, {process: status})
     if options.reserve_range:
-        processes = with_late(processes, late)
+        processes = reserve_range.with_late(processes, late)
     for line in lines(processes):
         print(f"{PREFIX}{line}", file=sys.stderr)
     if options.json is not None:
@@ -234,7 +254,7 @@ def _late_run(
     options: argparse.Namespace, command: Sequence[str], card: str, total_bytes: int
 ) -> list[ProcessUse]:
     """Run the program with late events; its output is not shown, and its status does not count."""
-    with run_folders.new() as folder:
+    with folder_of_records() as folder:
         environment = children.environment_with(
             _with_driver(folder),
             card=card,
@@ -254,31 +274,6 @@ def _late_run(
                 stderr=subprocess.DEVNULL,
             )
         return records.read(folder)
-
-
-def with_late(processes: Sequence[ProcessUse], late: Sequence[ProcessUse]) -> list[ProcessUse]:
-    """Return the processes with the reserves that they had in another run, with late events.
-
-    They are matched by rank, program and order of start.
-    """
-    left = list(late)
-    found = []
-    for process in processes:
-        same = next(
-            (p for p in left if (p.rank, p.program) == (process.rank, process.program)), None
-        )
-        if same is not None:
-            left.remove(same)
-            reserved = {device.index: device.reserved_bytes for device in same.devices}
-            process = replace(
-                process,
-                devices=tuple(
-                    replace(device, late_reserved_bytes=reserved.get(device.index))
-                    for device in process.devices
-                ),
-            )
-        found.append(process)
-    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -340,7 +335,7 @@ def _snapshot_setting(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     path.unlink(missing_ok=True)  # the program, which is the first process, makes it again
-    return {snapshots.SETTING: str(path.absolute())}
+    return {records.SETTING: str(path.absolute())}
 
 
 def _bytes(text: str) -> int:
@@ -379,7 +374,7 @@ def _command(program: Sequence[str], is_module: bool) -> list[str]:
 
 def _warn_of_untried_torch() -> None:
     try:
-        warning = tried_torch.warning_about(version("torch"))
+        warning = torch_versions.warning_about(version("torch"))
     except PackageNotFoundError:  # importable without metadata
         return
     if warning:

@@ -28,12 +28,13 @@ PICTURES = {
     "emulated_cuda": """
         __main__
         running        site           smi           estimating     replaying
+        reserve_range
         loading
         activation
         triton
         values
         preparation
-        torch_private  triton_private tried_torch
+        torch_private  triton_private
         outside_reserve
         torch_versions cards          threads        imports        packing
         errors

@@ -1,4 +1,4 @@
-"""A transformer of LTX-Video, checkpointed in four ways: the peak of a forward and backward pass."""
+"""A transformer of LTX-Video, checkpointed in four ways: the reserve of both passes."""
 
 import gc
 from typing import Any

@@ -39,8 +39,8 @@ CASE = Case(
         for way, printed in zip(("eager", "compiled"), row, strict=True)
     },
     seen=(
-        "The first version did not collect garbage before it measured, as the source does: two rows "
-        "were 8 % too low."
+        "The first version did not collect garbage before it measured, as the source does: two "
+        "rows were 8 % too low."
     ),
     runs=("SiTU-GLU", "attention residual", "gated RMSNorm"),
     differs="Two passes to warm up instead of seconds of them. The kernels of FLA are left out.",
