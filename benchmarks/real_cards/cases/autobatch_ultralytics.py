@@ -10,7 +10,7 @@ PUBLISHED = {1: "0.285", 2: "0.445", 4: "0.470", 8: "0.719", 16: "1.197"}
 
 CAUSE = (
     "what ran before: 0.22 GiB were reserved when the first batch began, 0.04 GiB here; and the "
-    " workspaces of another version of cuDNN"
+    "workspaces of another version of cuDNN"
 )
 
 CASE = Case(
