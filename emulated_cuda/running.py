@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import torch_versions
+from emulated_cuda import outside_reserve, reserve_range, torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records
@@ -74,6 +74,8 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
     for process in processes:
         for device in process.devices:
             yield _line(process, device)
+            if reserve_range.differs(device):
+                yield reserve_range.line(device)
             if device.ran_out and device.refusal is not None:
                 yield _why(device.index, device.refusal)
             if _reserves_much_more(process, device):
@@ -153,7 +155,12 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
     if device.ran_out:
         return f"out of memory: {missing}"
     if process.end is None:
-        return "fits"
+        condition = outside_reserve.condition(
+            process.card,
+            process.total_bytes - device.reserved_bytes,
+            with_nccl=process.rank is not None,
+        )
+        return f"fits, {condition}" if condition else "fits"
     if process.end == records.STILL_RUNS:
         return "still running; it has fitted so far"
     ended = f"ended early ({process.end})"
@@ -173,6 +180,7 @@ def _mb(size: int) -> str:
 
 
 def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
+    least, most = outside_reserve.range_of(process.card, with_nccl=process.rank is not None)
     return {
         "emulated": True,
         "process": process.process,
@@ -184,6 +192,8 @@ def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
         "usable_bytes": process.usable_bytes,
         "max_allocated_bytes": device.allocated_bytes,
         "max_reserved_bytes": device.reserved_bytes,
+        "outside_reserve_bytes": [least, most],
+        "late_reserved_bytes": device.late_reserved_bytes,
         "missing_bytes": device.missing_bytes,
         "out_of_memory": device.ran_out,
         "ended": process.ended,
@@ -217,6 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     except DeviceError as error:
         reader.error(str(error))
     _warn_of_untried_torch()
+    late = _late_run(options, command, card.name, total_bytes) if options.reserve_range else ()
     with folder_of_records() as folder:
         environment = children.environment_with(
             _with_driver(folder),
@@ -224,16 +235,45 @@ def main(arguments: Sequence[str]) -> int:
             devices=options.devices,
             total_bytes=total_bytes,
             values=options.values,
+            late_events=options.late_events,
             records=str(folder),
             **_snapshot_setting(options.snapshot),
         )
         process, status = _run(command, environment)
         processes = records.read(folder, {process: status})
+    if options.reserve_range:
+        processes = reserve_range.with_late(processes, late)
     for line in lines(processes):
         print(f"{PREFIX}{line}", file=sys.stderr)
     if options.json is not None:
         write_json(options.json, processes)
     return _end_like(status)
+
+
+def _late_run(
+    options: argparse.Namespace, command: Sequence[str], card: str, total_bytes: int
+) -> list[ProcessUse]:
+    """Run the program with late events; its output is not shown, and its status does not count."""
+    with folder_of_records() as folder:
+        environment = children.environment_with(
+            _with_driver(folder),
+            card=card,
+            devices=options.devices,
+            total_bytes=total_bytes,
+            values=options.values,
+            late_events=True,
+            records=str(folder),
+        )
+        with suppress(KeyboardInterrupt):
+            subprocess.run(
+                command,
+                env=environment,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        return records.read(folder)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -260,6 +300,18 @@ def parser() -> argparse.ArgumentParser:
         action="store_false",
         help="compute nothing on the devices: faster, and memory is the same where no size depends "
         "on a value",
+    )
+    parser.add_argument(
+        "--late-events",
+        action="store_true",
+        help="an event is done only when the host must know that it is: blocks that other streams "
+        "used are free as late as on a card that is far behind",
+    )
+    parser.add_argument(
+        "--reserve-range",
+        action="store_true",
+        help="run the program twice, first with --late-events and without its output, and say "
+        "between what the reserve lies",
     )
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write what each process used to this file"

@@ -28,12 +28,14 @@ PICTURES = {
     "emulated_cuda": """
         __main__
         running        site           smi           estimating     replaying
+        reserve_range
         loading
         activation
         triton
         values
         preparation
         torch_private  triton_private
+        outside_reserve
         torch_versions cards          threads        imports        packing
         errors
     """,

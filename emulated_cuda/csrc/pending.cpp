@@ -132,6 +132,7 @@ int wait_for(const Jobs& jobs) {
 }
 int wait_for_stream_slowly(Stream stream) { return wait_for(jobs_of(stream)); }
 int wait_for_device() {
+  if (events_are_late) host_has_waited_for_device();
   if (!pending_jobs) return kSuccess;
   Jobs all;
   {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "emulated.hpp"
+#include "progress.hpp"
 
 // One piece of work. Its result is known once it is done.
 class Job {
@@ -51,5 +52,8 @@ void wait_while(const Jobs& jobs, bool (*may_go_on)(const Jobs&, int waits));
 
 // Lets a stream's earlier work be done before more is executed for it.
 int wait_for_stream_slowly(Stream stream);
-inline int wait_for_stream(Stream stream) { return pending_jobs ? wait_for_stream_slowly(stream) : kSuccess; }
+inline int wait_for_stream(Stream stream) {
+  if (events_are_late) count_given(stream);
+  return pending_jobs ? wait_for_stream_slowly(stream) : kSuccess;
+}
 int wait_for_device();

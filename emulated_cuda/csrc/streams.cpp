@@ -41,14 +41,26 @@ API int cudaStreamDestroy(Stream stream) {
   if (!streams.remove(stream)) return fail(kInvalidHandle);
   if (pending_jobs) forget_stream(stream);
   forget_captures(stream);
+  if (events_are_late) forget_progress(stream);
   forget_green_stream(stream);
   return delete (StreamState*)stream, kSuccess;
 }
-API int cudaStreamQuery(Stream stream) { return are_done(jobs_of(stream)) ? kSuccess : kNotReady; }
+// Some programs ask until the answer changes, so it does after so many questions, and the device then is there.
+static constexpr int kMostQuestions = 4096;
+API int cudaStreamQuery(Stream stream) {
+  if (!are_done(jobs_of(stream))) return kNotReady;
+  if (!events_are_late) return kSuccess;
+  static std::atomic<int> asked{0};  // of any stream
+  Place place = place_of(stream);
+  if (!has_come_to(place) && ++asked % kMostQuestions) return kNotReady;
+  return host_has_waited_for(place), kSuccess;
+}
 API int cudaStreamSynchronize(Stream stream) {
   ProfiledCallScope profiled(kCallStreamSynchronize);
   if (int error = check_no_capture(stream)) return error;
-  return wait_for_stream(stream);
+  int error = wait_for_stream(stream);
+  if (events_are_late) host_has_waited_for(place_of(stream));
+  return error;
 }
 API int cudaDeviceSynchronize() {
   ProfiledCallScope profiled(kCallDeviceSynchronize);
@@ -80,10 +92,12 @@ API int cudaStreamAddCallback(Stream stream, void (*function)(Stream, int, void*
 // cuDNN's benchmark mode, which compares times, always takes the plan that cuDNN's heuristics put first.
 static constexpr float kMillisecondsOfWork = 0.01f;
 struct Event {
-  bool recorded;
-  uint64_t work;
-  uint64_t capture;  // the graph in which it was recorded; 0 if in none
-  Stream stream;
+  bool recorded = false;
+  uint64_t work = 0;
+  uint64_t capture = 0;  // the graph in which it was recorded; 0 if in none
+  Stream stream = nullptr;
+  Place place{};  // if events are late
+  mutable std::atomic<int> asked{0};
   std::shared_ptr<const Jobs> jobs;  // what was not done when it was recorded; other threads may read it
   Jobs pending() const {
     auto found = std::atomic_load(&jobs);
@@ -91,7 +105,7 @@ struct Event {
   }
 };
 static int create_event(Event** event) {
-  return *event = events.add(new Event{false, 0, 0, nullptr, nullptr}), kSuccess;
+  return *event = events.add(new Event), kSuccess;
 }
 static int record_event(Event* event, Stream stream) {
   if (!events.has(event)) return fail(kInvalidHandle);
@@ -99,6 +113,8 @@ static int record_event(Event* event, Stream stream) {
   event->work = work_counted();
   event->capture = capture_of(stream);
   event->stream = stream;
+  event->asked = 0;
+  if (events_are_late) event->place = place_of(stream);
   Jobs jobs = jobs_of(stream);
   std::shared_ptr<const Jobs> kept = jobs.empty() ? nullptr : std::make_shared<const Jobs>(std::move(jobs));
   return std::atomic_store(&event->jobs, kept), kSuccess;
@@ -114,14 +130,20 @@ API int cudaEventRecordWithFlags(Event* event, Stream stream, unsigned) { return
 API int cudaEventQuery(const Event* event) {
   if (!events.has(event)) return fail(kInvalidHandle);
   if (event->capture) return fail(kCaptureUnsupported);
-  return are_done(event->pending()) ? kSuccess : kNotReady;
+  if (!are_done(event->pending())) return kNotReady;
+  if (!events_are_late || !event->recorded || has_come_to(event->place)) return kSuccess;
+  if (++event->asked < kMostQuestions) return kNotReady;
+  return host_has_waited_for(event->place), kSuccess;
 }
 API int cudaEventSynchronize(const Event* event) {
-  return events.has(event) ? wait_for(event->pending()) : fail(kInvalidHandle);
+  if (!events.has(event)) return fail(kInvalidHandle);
+  if (events_are_late && event->recorded) host_has_waited_for(event->place);
+  return wait_for(event->pending());
 }
 API int cudaStreamWaitEvent(Stream stream, const Event* event) {
   if (!events.has(event)) return fail(kInvalidHandle);
   join_capture(stream, event->capture, event->stream);
+  if (events_are_late && event->recorded) let_wait(stream, event->place);
   return give(stream, event->pending()), kSuccess;
 }
 API int cudaEventElapsedTime(float* milliseconds, const Event* start, const Event* end) {

@@ -32,9 +32,12 @@ PROGRAMS = str(Path(_SITE, "programs"))
 """A folder of programs that a driver installs."""
 
 
-def load_in_children(card: str, devices: int, total_bytes: int, values: bool | None) -> None:
+def load_in_children(
+    card: str, devices: int, total_bytes: int, values: bool | None, late_events: bool
+) -> None:
     """Have processes that are started from now on load this device."""
-    arguments = {"card": card, "devices": devices, "total_bytes": total_bytes, "values": values}
+    arguments: dict[str, Any] = {"card": card, "devices": devices, "total_bytes": total_bytes}
+    arguments.update(values=values, late_events=late_events)
     os.environ.update(environment_with(dict(os.environ), **arguments))
     # Some code makes PYTHONPATH of a child from `sys.path`: Inductor for its compile workers.
     if _SITE not in sys.path:

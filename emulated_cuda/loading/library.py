@@ -92,6 +92,10 @@ class Library:
         """Refuse launches by the driver's functions: without torch no kernel is computed."""
         self._functions.emulated_refuse_launches(int(on))
 
+    def set_late_events(self) -> None:
+        """Answer that an event is not done until the host must know that it is."""
+        self._functions.emulated_set_late_events(1)
+
     def join(self, machine: str) -> None:
         """Let NVML of all processes of a machine know what this one has in use."""
         self._functions.emulated_join(machine.encode())

@@ -52,11 +52,14 @@ class Loaded:
     """Memory of each device, of which the CUDA context takes some."""
     values: bool | None = True
     """Whether values are asked for; None to compute them if the torch version can."""
+    late_events: bool = False
+    """Whether an event is done only when the host must know that it is."""
 
     @property
     def title(self) -> str:
         """The device as a report should name it; it says that there is no GPU."""
-        return f"emulated {self.card.title} (no GPU)"
+        late = ", events as late as possible" if self.late_events else ""
+        return f"emulated {self.card.title} (no GPU{late})"
 
 
 _loaded: Loaded | None = None
@@ -85,6 +88,7 @@ def load(
     devices: int = 1,
     total_bytes: int | None = None,
     values: bool | None = True,
+    late_events: bool = False,
 ) -> None:
     """Make torch find emulated CUDA devices in this process, and in the Python processes it starts.
 
@@ -105,6 +109,10 @@ def load(
         values: whether operators compute values. False: device memory holds what was copied there,
             and zeros elsewhere, and small reads such as ``.item()`` return 0 after an operator.
             None: as an earlier call has chosen; the first computes them if the torch version can.
+        late_events: whether an event is done only when the host must know that it is: it has waited
+            for it, or over 1,024 launches were given to its stream since. The allocator then has
+            blocks back that other streams used as late as a card may return them, so the reserve
+            is the largest that the order in time allows. False: work is done when it is given.
 
     Raises:
         DeviceError: if the device cannot be emulated here, or no longer. The message says why, what
@@ -117,16 +125,18 @@ def load(
     checks.check_wanted(found, devices, total)
     if values is None and _loaded is not None:
         values = _loaded.values
-    wanted = Loaded(found, devices, total, values)
+    wanted = Loaded(found, devices, total, values, late_events)
     if _loaded is not None:
         _check_same(_loaded, wanted)
         return
     _library = Library(found, devices, total)
     _loaded = wanted
     _library.refuse_launches(values is not False)
+    if late_events:
+        _library.set_late_events()
     prepare(_library.path)
     imports.call_after("torch", _prepare_torch)
-    children.load_in_children(card, devices, total, values)
+    children.load_in_children(card, devices, total, values, late_events)
     _library.join(children.setting_of(os.environ)["machine"])
     records.write_at_exit(_library, found, total)
     records.record_until_exit()
@@ -134,21 +144,28 @@ def load(
 
 
 def _check_same(existing: Loaded, wanted: Loaded) -> None:
-    same = (existing.card, existing.devices, existing.total_bytes, existing.values is False)
-    if same != (wanted.card, wanted.devices, wanted.total_bytes, wanted.values is False):
+    if _compared(existing) != _compared(wanted):
         raise DeviceError(
             f"this process already emulates {_described(existing, wanted)}, and "
             f"{_described(wanted, existing)} was asked for; use one device per process"
         )
 
 
+def _compared(loaded: Loaded) -> tuple[object, ...]:
+    without_values = loaded.values is False
+    memory = (loaded.devices, loaded.total_bytes, loaded.late_events)
+    return (loaded.card, *memory, without_values)
+
+
 def _described(loaded: Loaded, other: Loaded) -> str:
-    """Describe a device; its values only where those of the other differ."""
-    values = ""
+    """Describe a device; its values and events only where those of the other differ."""
+    values = late = ""
+    if loaded.late_events != other.late_events:
+        late = ", events late" if loaded.late_events else ", events at once"
     if (loaded.values is False) != (other.values is False):
         values = ", without values" if loaded.values is False else ", with values"
     memory = f"{loaded.total_bytes >> 20:,} MB each"
-    return f"{loaded.devices} × {loaded.card.title} with {memory}{values}"
+    return f"{loaded.devices} × {loaded.card.title} with {memory}{values}{late}"
 
 
 def _prepare_torch() -> None:

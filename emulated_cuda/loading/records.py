@@ -67,6 +67,8 @@ class DeviceUse:
     """Whether torch raised an error because the memory did not suffice; None if not known."""
     refusal: Refusal | None = None
     """What torch's allocator held when it raised the last such error; None if it raised none."""
+    late_reserved_bytes: int | None = None
+    """The most that was in use if events come as late as they may; None if that was not run."""
 
 
 @dataclass(frozen=True)

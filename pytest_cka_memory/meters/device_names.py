@@ -1,6 +1,6 @@
 """Names of devices that ``--cka-memory-device`` takes; every session imports this for its help.
 
-That of an emulated device is ``emulate:cuda[:CARD][,values=off][,devices=N]``.
+That of an emulated device is ``emulate:cuda[:CARD][,values=off][,devices=N][,events=late]``.
 """
 
 import os
@@ -25,6 +25,8 @@ class Specification:
     """Number of such cards."""
     values: bool | None = None
     """Whether values are asked for; None if the name says nothing: then they are computed."""
+    late_events: bool = False
+    """Whether an event is done only when the host must know that it is."""
 
 
 def is_emulated(name: str) -> bool:
@@ -48,25 +50,28 @@ def parse(name: str) -> Specification:
         )
     values: bool | None = None
     devices = 1
+    late_events = False
     for setting in settings:
         key, _, value = setting.partition("=")
         if setting in ("values=on", "values=off"):
             values = value == "on"
+        elif setting in ("events=late", "events=at-once"):
+            late_events = value == "late"
         elif setting == "devices=auto":
             devices = _ranks_on_this_machine()
         elif key == "devices" and value.isdecimal() and 1 <= int(value) <= MOST_DEVICES:
             devices = int(value)
         else:
             raise DeviceError(
-                f"unknown setting {setting!r} of the device {name!r}; write values=off, or "
-                f"devices= and auto or a number from 1 to {MOST_DEVICES}"
+                f"unknown setting {setting!r} of the device {name!r}; write values=off, "
+                f"events=late, or devices= and auto or a number from 1 to {MOST_DEVICES}"
             )
     card = device[len(EMULATED) + 1 :] or DEFAULT_CARD
     if card not in CARDS:
         raise DeviceError(
             f"unknown card {card!r}; write {EMULATED}, or {EMULATED}: and one of {', '.join(CARDS)}"
         )
-    return Specification(card, devices, values)
+    return Specification(card, devices, values, late_events)
 
 
 def _ranks_on_this_machine() -> int:

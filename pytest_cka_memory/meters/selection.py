@@ -151,9 +151,15 @@ def _load_emulated(name: str) -> None:
         or loaded.card.name != wanted.card
         or loaded.devices < wanted.devices
         or (wanted.values is not None and wanted.values != (loaded.values is not False))
+        or wanted.late_events != loaded.late_events
     ):
         try:
-            emulated_cuda.load(wanted.card, wanted.devices, values=wanted.values)
+            emulated_cuda.load(
+                wanted.card,
+                wanted.devices,
+                values=wanted.values,
+                late_events=wanted.late_events,
+            )
         except emulated_cuda.DeviceError as error:
             raise DeviceError(f"device {name!r} is not available: {error}") from error
     import torch

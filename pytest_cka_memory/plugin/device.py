@@ -43,7 +43,9 @@ def load_emulated_device(early_config: pytest.Config) -> None:
     try:
         wanted = device_names.parse(early_device(early_config) or device_names.EMULATED)
         devices = max(wanted.devices, _local_ranks())
-        emulated_cuda.load(wanted.card, devices, values=wanted.values)
+        emulated_cuda.load(
+            wanted.card, devices, values=wanted.values, late_events=wanted.late_events
+        )
     except (DeviceError, emulated_cuda.DeviceError) as error:
         given = early_config.known_args_namespace
         if given.collectonly or given.help or given.version:

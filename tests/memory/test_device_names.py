@@ -24,6 +24,20 @@ def test_name_gives_the_card_and_the_settings(name, card, values):
 
 
 @pytest.mark.parametrize(
+    ("name", "late"),
+    [
+        ("emulate:cuda", False),
+        ("emulate:cuda,events=late", True),
+        ("emulate:cuda:h100,values=off,events=late,devices=2", True),
+        ("emulate:cuda,events=at-once", False),
+    ],
+)
+def test_name_says_when_events_come(name, late):
+    """An event is done at once, unless the name says that events are late."""
+    assert parse(name).late_events is late
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         *(
@@ -35,6 +49,10 @@ def test_name_gives_the_card_and_the_settings(name, card, values):
         ),
         ("emulate:cuda,values=maybe", "unknown setting 'values=maybe' .*; write values=off"),
         ("emulate:cuda,speed=1", "unknown setting 'speed=1'"),
+        (
+            "emulate:cuda,events=never",
+            "unknown setting 'events=never' .*, events=late, or devices=",
+        ),
         ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),
     ],
 )
