@@ -101,6 +101,7 @@ static uintptr_t find_addresses(int device, size_t size) {
 }
 
 API int cudaMalloc(void** out, size_t size) {
+  make_driver_ready();
   *out = nullptr;
   if (!size) return kSuccess;
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -130,6 +131,7 @@ static int device_of_pool(void* pool) { return (int)((Pool*)pool - pools); }
 static bool is_pool(void* pool) { return pool >= pools && pool < pools + kMostDevices; }
 
 API int cudaMallocAsync(void** out, size_t size, Stream) {
+  make_driver_ready();
   *out = nullptr;
   if (!size) return kSuccess;
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -164,6 +166,7 @@ static int free_device_memory(void* pointer) {
   return kSuccess;
 }
 API int cudaFree(void* pointer) {
+  make_driver_ready();
   int error = wait_for_device(), freed = free_device_memory(pointer);  // as CUDA does
   return error ? error : freed;
 }
@@ -225,6 +228,7 @@ API int cudaDeviceGetGraphMemAttribute(int, int, void* value) { return *(uint64_
 NOTHING_TO_DO(cudaMemPoolSetAccess) NOTHING_TO_DO(cudaDeviceSetGraphMemAttribute)
 
 API int cudaMemGetInfo(size_t* available, size_t* total) {
+  make_driver_ready();
   std::lock_guard<std::mutex> guard(memory_mutex);
   tell_nvml(current_device, true);
   // torch asks this, once or more, before it raises that the card has no memory left. If it is the machine, that
@@ -261,6 +265,7 @@ static bool make_resident(void* pointer, size_t size) {
 }
 
 API int cudaHostAlloc(void** out, size_t size, unsigned) {
+  make_driver_ready();
   if (posix_memalign(out, sysconf(_SC_PAGESIZE), std::max<size_t>(size, 1))) return fail(kOutOfMemory);
   if (!make_resident(*out, size)) return free(*out), fail(kOutOfMemory);
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -285,6 +290,7 @@ API int cudaFreeHost(void* pointer) {
   return kSuccess;
 }
 API int cudaHostRegister(void* pointer, size_t size, unsigned) {
+  make_driver_ready();
   if (!pointer || !size || size > SIZE_MAX / 2 || !make_resident(pointer, size)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
   host_pieces[(uintptr_t)pointer] = {size, current_device, false, true};

@@ -21,6 +21,10 @@ def entry_point(name, version):
 def address(name):
     return ctypes.cast(getattr(cuda, name), ctypes.c_void_p).value
 
+count = ctypes.c_int(-1)
+before = cuda.cuDeviceGetCount(ctypes.byref(count)), count.value
+cuda.cuInit(0)
+after = cuda.cuDeviceGetCount(ctypes.byref(count)), count.value
 text = ctypes.c_char_p()
 refused = cuda.cuTexObjectCreate(None, None, None, None)
 cuda.cuGetErrorString(refused, ctypes.byref(text))
@@ -28,6 +32,8 @@ name = ctypes.c_char_p()
 cuda.cuGetErrorName(2, ctypes.byref(name))
 pointer = ctypes.c_uint64()
 print(json.dumps({
+    "before": before,
+    "after": after,
     "newest": entry_point(b"cuMemAlloc", 12000)[1] == address("cuMemAlloc_v2"),
     "old": entry_point(b"cuCtxGetDevice", 12080)[1] == address("cuCtxGetDevice"),
     "new": entry_point(b"cuCtxGetDevice", 13000)[1] == address("cuCtxGetDevice_v2"),
@@ -50,6 +56,8 @@ def test_functions_are_found_by_name_and_version(python):
     run = python("-c", ENTRY_POINTS)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
+    assert found["before"] == [3, -1]  # CUDA_ERROR_NOT_INITIALIZED: cuInit comes first
+    assert found["after"] == [0, 1]
     assert found["newest"]
     assert found["old"]
     assert found["new"]
