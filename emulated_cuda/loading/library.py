@@ -91,6 +91,10 @@ class Library:
         """Refuse launches by the driver's functions: without torch no kernel is computed."""
         self._functions.emulated_refuse_launches(int(on))
 
+    def leave_out_copies(self, on: bool) -> None:
+        """Leave zeros on the device in the place of large copies from the host, or no longer."""
+        self._functions.emulated_leave_out_copies(int(on))
+
     def join(self, machine: str) -> None:
         """Let NVML of all processes of a machine know what this one has in use."""
         self._functions.emulated_join(machine.encode())

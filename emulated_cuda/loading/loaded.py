@@ -98,8 +98,9 @@ def load(
         devices: how many such cards there are, before ``CUDA_VISIBLE_DEVICES`` is applied; 1 to 16.
         total_bytes: memory of each; None for that of the card. The CUDA context takes 512 MB of
             it.
-        values: whether operators compute values. False: device memory holds what was copied there,
-            and zeros elsewhere, and small reads such as ``.item()`` return 0 after an operator.
+        values: whether operators compute values. False: device memory holds what was copied there
+            in pieces of up to 1 MB, and zeros elsewhere, and small reads such as ``.item()`` return
+            0 after an operator.
             None: as an earlier call has chosen; the first computes them if the torch version can.
 
     Raises:
@@ -120,6 +121,7 @@ def load(
     _library = Library(found, devices, total)
     _loaded = wanted
     _library.refuse_launches(values is not False)
+    _library.leave_out_copies(values is False)
     prepare(_library.path)
     imports.call_after("torch", _prepare_torch)
     children.load_in_children(card, devices, total, values)

@@ -216,7 +216,8 @@ class _Computation:
         generator = randomness.generator_of(args, kwargs) if self._is_random else None
         draw = None
         if generator is not None:
-            draw = randomness.Draw(generator, randomness.form_of(self._name, args, kwargs))
+            form = randomness.form_of(self._name, args, kwargs)
+            draw = randomness.Draw(generator.graphsafe_get_state(), form)
         results = self._run(keyset, args, kwargs)
         if results is _NOT_RUN:
             graphs.refuse(self._name)

@@ -47,8 +47,10 @@ class _Thread(threading.local):
 _thread = _Thread()
 _steps: dict[int, list[Step]] = {}
 """Number of a graph -> what it computes."""
-_generators: dict[int, set[torch.Generator]] = {}
-"""Number of a graph -> the generators of which it draws."""
+_generators: dict[int, list[torch.Generator]] = {}
+"""Number of a graph that draws random numbers, and that was replayed -> its generators."""
+_drawing: set[int] = set()
+"""The numbers of the graphs that draw random numbers."""
 _library: Any = None
 _open_captures = ctypes.c_uint64(0)
 _callbacks: list[Any] = []
@@ -118,7 +120,8 @@ def record(
     step = Step(compute, _bytes_of(reads), _bytes_of(writes), draw)
     _steps.setdefault(number, []).append(step)
     if draw is not None:
-        _generators.setdefault(number, set()).add(draw.generator)
+        _generators.pop(number, None)
+        _drawing.add(number)
 
 
 def refuse(name: str) -> None:
@@ -187,6 +190,7 @@ def _check(steps: Iterable[Step]) -> None:
 def _forget(number: int) -> None:
     _steps.pop(number, None)
     _generators.pop(number, None)
+    _drawing.discard(number)
 
 
 def _note(number: int, kernel: bytes | None, target: int, source: int, size: int) -> None:
@@ -229,4 +233,7 @@ def _offsets() -> dict[torch.Generator, int]:
     """Return the offsets of generators that graphs use, before torch advances them for a replay."""
     if _open_captures.value:  # then torch refuses to read them
         return {}
+    for number in _drawing - _generators.keys():
+        draws = [step.draw for step in _steps.get(number, ()) if step.draw is not None]
+        _generators[number] = randomness.share_generators(draws)
     return {drawn: drawn.get_offset() for found in _generators.values() for drawn in found}

@@ -27,13 +27,14 @@ _advances: dict[Hashable, int] = {}
 """An operator with the form of its arguments -> by how much torch advances the offset for it."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Draw:
     """The random numbers that an operator draws in a CUDA graph.
 
     Attributes:
-        generator: a CUDA generator.
-        form: what decides by how much the operator advances its offset.
+        generator: a CUDA generator with the state that the operator draws from. The user may give
+            his generator another one later.
+        form: what decides by how much the operator advances the offset.
     """
 
     generator: torch.Generator
@@ -99,6 +100,25 @@ def _form(value: Any) -> Hashable:
     return None if isinstance(value, torch.Generator) else value
 
 
+def share_generators(draws: Sequence[Draw]) -> list[torch.Generator]:
+    """Let draws from one state have one generator, and return these generators.
+
+    Which generators share a state can be asked only through their offsets, outside of a capture.
+    """
+    found: list[torch.Generator] = []
+    for draw in draws:
+        offset, before = draw.generator.get_offset(), [each.get_offset() for each in found]
+        draw.generator.set_offset(offset + _SMALLEST_STEP)
+        after = [each.get_offset() for each in found]
+        draw.generator.set_offset(offset)
+        same = [each for each, a, b in zip(found, before, after, strict=True) if a != b]
+        if same:
+            draw.generator = same[0]
+        else:
+            found.append(draw.generator)
+    return found
+
+
 def seeds_of_replay(
     draws: Sequence[Draw | None], offsets: Mapping[torch.Generator, int]
 ) -> list[int]:
@@ -111,7 +131,7 @@ def seeds_of_replay(
         offsets: of the generators before torch has advanced them for this replay.
     """
     seeds = [0] * len(draws)
-    for generator in {draw.generator for draw in draws if draw is not None}:
+    for generator in dict.fromkeys(draw.generator for draw in draws if draw is not None):
         after = generator.get_offset()
         at = offsets.get(generator, after)
         forms = [draw.form for draw in draws if draw is not None and draw.generator is generator]

@@ -181,6 +181,40 @@ def test_replays_draw_the_numbers_that_the_same_operators_draw_outside(name, war
     assert not torch.equal(replayed[0], replayed[1])
 
 
+def test_graph_draws_from_the_states_that_a_generator_had_at_the_capture():
+    """A generator that is given another state in a capture draws from both at each replay."""
+    generator = torch.cuda.default_generators[0]
+    own = torch.cuda.get_rng_state()
+    old = generator.graphsafe_get_state()
+    new = generator.clone_state()
+    graph = torch.cuda.CUDAGraph()
+    for state in (old, new):
+        graph.register_generator_state(state)
+
+    def draw():
+        found = []
+        for state in (new, old, old):
+            generator.graphsafe_set_state(state)
+            found.append(torch.rand(5, device="cuda"))
+        return found
+
+    try:
+        with torch.cuda.graph(graph):
+            in_graph = draw()
+        for state, seed in ((old, 3), (new, 4)):
+            state.manual_seed(seed)
+        expected = [(*draw(), old.get_offset(), new.get_offset()) for _ in range(2)]
+        for state, seed in ((old, 3), (new, 4)):
+            state.manual_seed(seed)
+        for *numbers, old_offset, new_offset in expected:
+            graph.replay()
+            assert [x.tolist() for x in in_graph] == [x.tolist() for x in numbers]
+            assert (old.get_offset(), new.get_offset()) == (old_offset, new_offset)
+    finally:
+        generator.graphsafe_set_state(old)
+        torch.cuda.set_rng_state(own)
+
+
 def test_operators_that_were_never_run_outside_draw_different_numbers():
     """How far each of two unknown operators advances the generator is not known; none repeats."""
     p = torch.full((64,), 0.5, device="cuda")
