@@ -217,6 +217,8 @@ static std::pair<const char*, const char*> error_texts(int error) {
     case kIllegalAddress: return {"cudaErrorIllegalAddress", refusal_text()};
     case kLaunchTimeout: return {"cudaErrorLaunchTimeout", refusal_text()};
     case kAssert: return {"cudaErrorAssert", refusal_text()};
+    case kHostMemoryAlreadyRegistered:
+      return {"cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"};
     case kHostMemoryNotRegistered:
       return {"cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"};
     case kMisalignedAddress: return {"cudaErrorMisalignedAddress", refusal_text()};

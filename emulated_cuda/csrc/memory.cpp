@@ -273,6 +273,13 @@ API int cudaHostAlloc(void** out, size_t size, unsigned) {
   return kSuccess;
 }
 API int cudaMallocHost(void** out, size_t size) { return cudaHostAlloc(out, size, 0); }
+// Whether some of these bytes are pinned. Hold the mutex.
+static bool is_in_host_piece(const void* pointer, size_t size) {
+  auto after = host_pieces.lower_bound((uintptr_t)pointer + size);
+  if (after == host_pieces.begin()) return false;
+  --after;
+  return after->first + after->second.size > (uintptr_t)pointer;
+}
 // Forgets pinned memory that begins at `pointer`; false if there is none of this kind.
 static bool forget_host_piece(void* pointer, bool registered) {
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -281,7 +288,9 @@ static bool forget_host_piece(void* pointer, bool registered) {
   return host_pieces.erase(found), true;
 }
 API int cudaHostUnregister(void* pointer) {
-  return forget_host_piece(pointer, true) ? kSuccess : fail(kHostMemoryNotRegistered);
+  if (forget_host_piece(pointer, true)) return kSuccess;
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  return fail(is_in_host_piece(pointer, 1) ? kInvalidValue : kHostMemoryNotRegistered);
 }
 API int cudaFreeHost(void* pointer) {
   if (!pointer) return kSuccess;
@@ -293,6 +302,7 @@ API int cudaHostRegister(void* pointer, size_t size, unsigned) {
   make_driver_ready();
   if (!pointer || !size || size > SIZE_MAX / 2 || !make_resident(pointer, size)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
+  if (is_in_host_piece(pointer, size)) return fail(kHostMemoryAlreadyRegistered);  // as a whole or in part
   host_pieces[(uintptr_t)pointer] = {size, current_device, false, true};
   return kSuccess;
 }

@@ -124,6 +124,14 @@ call(driver.cuStreamSynchronize, stream)
 print(call(driver.cuStreamGetFlags, stream), driver.cuEventQuery(event)[0].name)
 call(driver.cuStreamDestroy, stream)
 
+# wrong arguments: no image, no file, no kernel, and memory that is registered already
+print(driver.cuModuleLoadDataEx(0, 0, [], [])[0].name, driver.cuModuleLoad(b"none")[0].name)
+print(driver.cuKernelGetName(0)[0].name, driver.cuModuleUnload(0)[0].name)
+pages = (ctypes.c_char * 400)()
+at = ctypes.addressof(pages)
+print([int(runtime.cudaHostRegister(at + start, 160, 3)[0]) for start in (0, 80, 160)])
+print([int(runtime.cudaHostUnregister(at + start)[0]) for start in (80, 0, 160, 160)])
+
 # what is not emulated is refused by name
 code, *_ = driver.cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
 print(call(driver.cuGetErrorString, code).decode())
@@ -152,6 +160,10 @@ def test_cuda_bindings_use_the_device(python):
         "True",
         "CUDA_ERROR_INVALID_CONTEXT",
         "1 CUDA_SUCCESS",
+        "CUDA_ERROR_INVALID_VALUE CUDA_ERROR_FILE_NOT_FOUND",
+        "CUDA_ERROR_INVALID_HANDLE CUDA_ERROR_INVALID_HANDLE",
+        "[0, 712, 0]",
+        "[1, 0, 0, 713]",
         "A launch of a kernel without torch is not supported by the emulated device, because there "
         "is no GPU. No kernel of your own is computed; import torch for Triton's.",
         "CUDA_ERROR_NOT_SUPPORTED cuGraphCreate is not supported by the emulated device, because "
