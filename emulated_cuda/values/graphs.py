@@ -231,7 +231,7 @@ def _raising_own_error(replay: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def _offsets() -> dict[torch.Generator, int]:
     """Return the offsets of generators that graphs use, before torch advances them for a replay."""
-    if _open_captures.value:  # then torch refuses to read them
+    if is_capturing():  # then torch refuses to read them
         return {}
     for number in _drawing - _generators.keys():
         draws = [step.draw for step in _steps.get(number, ()) if step.draw is not None]

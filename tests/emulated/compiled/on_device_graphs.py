@@ -299,6 +299,14 @@ def test_capture_in_which_something_was_refused_is_not_valid():
             torch.linalg.inv(x)
         assert torch.cuda.is_current_stream_capturing()
     torch.cuda.synchronize()
+    other, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[0]
+    with torch.cuda.graph(other):
+        drawn = torch.rand(4, device="cuda")
+    generator.manual_seed(3)
+    expected = torch.rand(4, device="cuda")
+    generator.manual_seed(3)
+    other.replay()
+    assert torch.equal(drawn, expected)
     with torch.cuda.stream(stream):
         with pytest.raises(RuntimeError, match="previous error during capture"):
             graph.capture_end()
