@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -53,6 +54,7 @@ class Program:
         sample: how many tests, drawn by chance.
         words: of which a test's name has one.
         environment: more variables.
+        distribution: the installed one that is run, if it is not the checkout.
         apart: whether tests that fail run again in processes of their own.
     """
 
@@ -68,6 +70,7 @@ class Program:
     words: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     apart: bool = False
+    distribution: str = ""
 
 
 def _torchtitan(name: str, asked: str, *arguments: str, seconds: int) -> Program:
@@ -127,6 +130,7 @@ PROGRAMS = (
         "torchtitan",
         "SFT and DPO as in its README, 4 steps each",
         ("{own}/trl_program.py", "tests/assets/tokenizer/tokenizer.json"),
+        distribution="trl",
     ),
     Program(
         "DeepSpeed",
@@ -238,7 +242,11 @@ def run(program: Program, folder: Path) -> dict[str, Any]:
             command += [f"--session-timeout={program.seconds}", *program.tests]
         begun = time.monotonic()
         status = _wait(command, place, _environment(program, place), log, program)
-        row = {"asked": program.asked, "version": version_of(folder / program.folder)}
+        row: dict[str, Any] = {"asked": program.asked}
+        if program.distribution:
+            row["version"] = metadata.version(program.distribution)
+        else:
+            row["version"] = version_of(folder / program.folder)
         row["seconds"] = round(time.monotonic() - begun)
         row["ended"] = status is not None
         row["allocated_mb"] = _allocated(figures)
