@@ -37,7 +37,8 @@ def test_lists_are_rounded_once_in_place(dtype):
     x, y = torch.randn(1000).to(dtype), torch.randn(1000).to(dtype)
     found = [x.cuda()]
     torch._foreach_add_(found, [y.cuda()], alpha=0.3)
-    assert torch.equal(found[0].cpu(), (x.float() + 0.3 * y.float()).to(dtype))
+    expected = torch.add(x.float(), y.float(), alpha=0.3).to(dtype)
+    assert torch.equal(found[0].cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
