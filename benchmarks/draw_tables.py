@@ -13,6 +13,7 @@ from pathlib import Path
 import cka_tables
 import compiled_tables
 import cost_tables
+import foreign_tables
 import law_tables
 import ranks_tables
 import real_cards_tables
@@ -242,6 +243,9 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "values.md": {
         "suites": values_tables.suites,
         "shares of suites": values_tables.shares,
+        "foreign programs": foreign_tables.programs,
+        "why foreign tests fail": foreign_tables.reasons,
+        "share of foreign programs": foreign_tables.share,
     },
     DOCS / "explanation" / "libraries.md": {
         "libraries": libraries,

@@ -174,6 +174,10 @@ TABLES = {
         "triton-suites-torch-{torch}.json", DEVICE, "triton_suites.py",
         minutes=60, needs="checkouts of the suites, and what they import",
     ),
+    "foreign programs": Table(
+        "foreign-programs-torch-{torch}.json", DEVICE, "foreign_programs.py",
+        minutes=60, needs="checkouts of the projects, and what they import",
+    ),
     "Inductor's operators": Table(
         "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
         minutes=60, needs="expecttest, scipy",

@@ -73,7 +73,7 @@ Context* create(int device, unsigned flags, unsigned multiprocessors, bool is_gr
   return context;
 }
 int create_and_push(void** out, unsigned flags, int device) {
-  if (!is_device(device)) return kInvalidDevice;
+  if (int error = check_device(device)) return error;
   {
     std::lock_guard<std::mutex> guard(memory_mutex);
     if (!take_bytes(device, settings.context_bytes)) return kOutOfMemory;
@@ -95,7 +95,7 @@ API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   return kSuccess;
 }
 API int cuDevicePrimaryCtxRetain(void** out, int device) {
-  if (!is_device(device)) return kInvalidDevice;
+  if (int error = check_device(device)) return error;
   return *out = primary(device), kSuccess;
 }
 API int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) {
@@ -106,8 +106,10 @@ API int cuDevicePrimaryCtxRelease_v2(int device) { return is_device(device) ? kS
 
 // ---- The current context ----
 
-API int cuCtxGetCurrent(void** out) { return *out = current(), kSuccess; }
-API int cuCtxGetDevice(int* device) { return *device = current_device, kSuccess; }
+API int cuCtxGetCurrent(void** out) { return driver_is_ready ? (*out = current(), kSuccess) : kNotInitialized; }
+API int cuCtxGetDevice(int* device) {
+  return driver_is_ready ? (*device = current_device, kSuccess) : kNotInitialized;
+}
 API int cuCtxGetDevice_v2(int* device, Context* context) {
   if (!context) return cuCtxGetDevice(device);
   if (!is_context(context)) return kInvalidContext;

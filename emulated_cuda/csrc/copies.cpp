@@ -87,12 +87,18 @@ static int check_read(const void* to, const void* from, size_t size) {
   if (!is_on_device(from) || is_on_device(to) || is_known(from, size)) return kSuccess;
   return refuse("Reading memory that a kernel may have written", "No kernel of your own is computed.");
 }
+// Without values nobody computes with what is copied to a device. Large copies, which are weights and data,
+// leave zeros there: neither their pages nor as many of the device's have to be in memory.
+static constexpr size_t kLargestCopied = kMiB;
+static std::atomic<bool> leaves_out_copies{false};
+API void emulated_leave_out_copies(int on) { leaves_out_copies = on; }
 static void copy(void* to, const void* from, size_t size) {
   if (!size) return;
   bool reads = is_on_device(from), writes = is_on_device(to);
   if (phase() == kCopyOperator || (phase() == kOperator && reads && writes)) return;
   if (reads && phase() == kOperator && answer(to, size)) return;
   if (reads && writes) return copy_committed((char*)to, (const char*)from, size);
+  if (writes && leaves_out_copies && size > kLargestCopied) return zero((char*)to, size);
   bool is_stale = !values_are_computed || phase() == kOperator;
   if (reads && is_stale && size <= kSmallRead && !is_known(from, size)) {
     memset(to, 0, size);

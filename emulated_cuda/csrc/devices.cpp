@@ -1,4 +1,5 @@
 // Devices: how many, their properties and attributes, the device of a thread, errors.
+#include "graphs.hpp"
 #include "machine.hpp"
 
 #include <cstdio>
@@ -81,6 +82,7 @@ static void put(void* structure, size_t offset, T value) {
 }
 
 static int fill_properties(void* properties, int device, const Layout& at) {
+  make_driver_ready();
   if (!is_device(device)) return fail(kInvalidDevice);
   const Settings& card = settings;
   int physical = visible_devices()[device];
@@ -152,6 +154,7 @@ static int attribute(int which, int device) {
   return 0;  // not supported by this card
 }
 API int cudaDeviceGetAttribute(int* value, int which, int device) {
+  make_driver_ready();
   if (!is_device(device)) return fail(kInvalidDevice);
   *value = attribute(which, device);
   return kSuccess;
@@ -160,11 +163,13 @@ API int cudaDeviceGetAttribute(int* value, int which, int device) {
 // ---- The device of a thread ----
 
 API int cudaGetDeviceCount(int* count) {
+  make_driver_ready();
   *count = device_count();
   return *count ? kSuccess : fail(kNoDevice);
 }
-API int cudaGetDevice(int* device) { return *device = current_device, kSuccess; }
+API int cudaGetDevice(int* device) { return make_driver_ready(), *device = current_device, kSuccess; }
 API int cudaSetDevice(int device) {
+  make_driver_ready();
   if (!is_device(device)) return fail(kInvalidDevice);
   current_device = device;
   return kSuccess;
@@ -173,7 +178,10 @@ API int cudaDriverGetVersion(int* version) { return *version = (int)settings.cud
 API int cudaRuntimeGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
 API int cudaDeviceCanAccessPeer(int* can, int a, int b) { return *can = a != b, kSuccess; }
 NOTHING_TO_DO(cudaDeviceEnablePeerAccess) NOTHING_TO_DO(cudaDeviceDisablePeerAccess)
-API int cudaInitDevice(int device, unsigned, unsigned) { return is_device(device) ? kSuccess : fail(kInvalidDevice); }
+API int cudaInitDevice(int device, unsigned, unsigned) {
+  make_driver_ready();
+  return is_device(device) ? kSuccess : fail(kInvalidDevice);
+}
 API int cudaDeviceGetPCIBusId(char* text, int size, int device) {
   if (!is_device(device)) return fail(kInvalidDevice);
   snprintf(text, size, "0000:%02X:00.0", visible_devices()[device] + 1);
@@ -203,11 +211,14 @@ static std::pair<const char*, const char*> error_texts(int error) {
     case kNoDevice: return {"cudaErrorNoDevice", "no CUDA-capable device is detected"};
     case kInvalidDevice: return {"cudaErrorInvalidDevice", "invalid device ordinal"};
     case kInvalidHandle: return {"cudaErrorInvalidResourceHandle", "invalid resource handle"};
+    case kOperatingSystem: return {"cudaErrorOperatingSystem", "OS call failed or operation not supported on this OS"};
     case kNotFound: return {"cudaErrorSymbolNotFound", "named symbol not found"};
     case kNotReady: return {"cudaErrorNotReady", "device not ready"};
     case kIllegalAddress: return {"cudaErrorIllegalAddress", refusal_text()};
     case kLaunchTimeout: return {"cudaErrorLaunchTimeout", refusal_text()};
     case kAssert: return {"cudaErrorAssert", refusal_text()};
+    case kHostMemoryAlreadyRegistered:
+      return {"cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"};
     case kHostMemoryNotRegistered:
       return {"cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"};
     case kMisalignedAddress: return {"cudaErrorMisalignedAddress", refusal_text()};
@@ -216,8 +227,7 @@ static std::pair<const char*, const char*> error_texts(int error) {
     case kIllegalState: return {"cudaErrorIllegalState", "the operation cannot be performed in the present state"};
     case kCaptureUnsupported:
       return {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"};
-    case kCaptureInvalidated:
-      return {"cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"};
+    case kCaptureInvalidated: return {"cudaErrorStreamCaptureInvalidated", invalid_capture_text()};
     case kCaptureUnmatched:
       return {"cudaErrorStreamCaptureUnmatched", "capture was not initiated in this stream"};
     case kCaptureUnjoined: return {"cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"};

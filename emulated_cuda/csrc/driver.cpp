@@ -5,29 +5,33 @@
 #include <cstdio>
 #include <cstring>
 
-API int cuInit(unsigned) { return device_count() ? kSuccess : kNoDevice; }
+std::atomic<bool> driver_is_ready{false};
+API int cuInit(unsigned) { return device_count() ? (make_driver_ready(), kSuccess) : kNoDevice; }
 API int cuDriverGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
-API int cuDeviceGetCount(int* count) { return *count = device_count(), kSuccess; }
+API int cuDeviceGetCount(int* count) {
+  return driver_is_ready ? (*count = device_count(), kSuccess) : kNotInitialized;
+}
 API int cuDeviceGet(int* device, int index) {
-  if (!is_device(index)) return kInvalidDevice;
+  if (int error = check_device(index)) return error;
   return *device = index, kSuccess;
 }
 API int cuDeviceGetName(char* name, int size, int device) {
-  if (!is_device(device)) return kInvalidDevice;
+  if (int error = check_device(device)) return error;
   return snprintf(name, size, "%s", settings.name), kSuccess;
 }
 API int cuDeviceTotalMem_v2(size_t* size, int device) {
-  if (!is_device(device)) return kInvalidDevice;
+  if (int error = check_device(device)) return error;
   return *size = settings.total_bytes, kSuccess;
 }
 extern "C" int cudaDeviceGetAttribute(int* value, int which, int device);
 API int cuDeviceGetAttribute(int* value, int which, int device) {  // numbered as the runtime's
   KeepLastError keep;
+  if (!driver_is_ready) return kNotInitialized;
   return cudaDeviceGetAttribute(value, which, device);
 }
 
 API int cuDeviceGetUuid_v2(char* uuid, int device) {
-  if (!is_device(device)) return kInvalidDevice;
+  if (int error = check_device(device)) return error;
   memset(uuid, 0, 16);
   return uuid[15] = (char)(visible_devices()[device] + 1), kSuccess;
 }
@@ -43,7 +47,7 @@ API int cuDeviceGetByPCIBusId(int* device, const char* text) {
   return cudaDeviceGetByPCIBusId(device, text);
 }
 API int cuDeviceComputeCapability(int* major, int* minor, int device) {
-  if (!is_device(device)) return kInvalidDevice;
+  if (int error = check_device(device)) return error;
   return *major = (int)settings.major, *minor = (int)settings.minor, kSuccess;
 }
 API int cuDeviceCanAccessPeer(int* can, int a, int b) { return *can = a != b, kSuccess; }

@@ -28,6 +28,7 @@ int cudaGraphInstantiateWithFlags(void**, void*, unsigned long long);
 int cudaGraphLaunch(void*, Stream);
 int cudaGraphDestroy(void*);
 int cudaGraphExecDestroy(void*);
+int cudaGraphDebugDotPrint(const void*, const char*, unsigned);
 }
 
 // ---- Streams ----
@@ -74,3 +75,5 @@ DRIVER(cuGraphInstantiateWithFlags, (void** exec, void* graph, unsigned long lon
 DRIVER(cuGraphLaunch, (void* exec, Stream stream), cudaGraphLaunch(exec, stream))
 DRIVER(cuGraphDestroy, (void* graph), cudaGraphDestroy(graph))
 DRIVER(cuGraphExecDestroy, (void* exec), cudaGraphExecDestroy(exec))
+DRIVER(cuGraphDebugDotPrint, (const void* graph, const char* path, unsigned flags),
+       cudaGraphDebugDotPrint(graph, path, flags))

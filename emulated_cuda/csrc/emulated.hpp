@@ -25,17 +25,21 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kSuccess = 0,
   kInvalidValue = 1,
   kOutOfMemory = 2,
+  kNotInitialized = 3,
   kInvalidConfiguration = 9,
   kNoDevice = 100,
   kInvalidDevice = 101,
   kInvalidContext = 201,
   kInvalidHandle = 400,
+  kFileNotFound = 301,
+  kOperatingSystem = 304,
   kNotFound = 500,
   kIllegalState = 401,
   kNotReady = 600,
   kIllegalAddress = 700,
   kLaunchTimeout = 702,
   kAssert = 710,
+  kHostMemoryAlreadyRegistered = 712,
   kHostMemoryNotRegistered = 713,
   kMisalignedAddress = 716,
   kLaunchFailed = 719,
@@ -85,17 +89,24 @@ class KeepLastError {
  private:
   int before_ = last_error;
 };
+// Whether cuInit was called, which the runtime does where it is first used.
+extern std::atomic<bool> driver_is_ready;
+inline void make_driver_ready() { driver_is_ready.store(true, std::memory_order_relaxed); }
 // Defines a function of the driver that returns what an expression of the runtime does.
-#define DRIVER(name, parameters, expression) \
-  API int name parameters {                  \
-    KeepLastError keep_last_error;           \
-    return expression;                       \
+#define DRIVER(name, parameters, expression)                 \
+  API int name parameters {                                  \
+    KeepLastError keep_last_error;                           \
+    return driver_is_ready ? (expression) : kNotInitialized; \
   }
 
 // Indices of the physical devices that CUDA_VISIBLE_DEVICES leaves, in its order.
 const std::vector<int>& visible_devices();
 inline int device_count() { return (int)visible_devices().size(); }
 inline bool is_device(int device) { return device >= 0 && device < device_count(); }
+// The driver's error for a device, if any.
+inline int check_device(int device) {
+  return !driver_is_ready ? kNotInitialized : is_device(device) ? kSuccess : kInvalidDevice;
+}
 
 // Guards every table of memory below.
 extern std::mutex memory_mutex;

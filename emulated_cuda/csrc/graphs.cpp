@@ -5,9 +5,11 @@
 #include "handles.hpp"
 #include "profiling.hpp"
 
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 
 namespace {
 struct Capture {
@@ -99,7 +101,7 @@ int check_no_captures() {
   if (!open_captures) return kSuccess;
   std::lock_guard<std::mutex> guard(graphs_mutex);
   for (auto& [number, capture] : captures)
-    if (capture.mode != 2 && capture_mode != 2) return invalidate(number);
+    if (capture.mode != 2 && capture_mode != 2 && !capture.is_invalid) return invalidate(number);
   return kSuccess;
 }
 bool record_work(Stream stream, const char* kernel, void* to, const void* from, size_t size) {
@@ -111,6 +113,18 @@ bool record_work(Stream stream, const char* kernel, void* to, const void* from, 
 
 API const std::atomic<uint64_t>* emulated_open_captures() { return &open_captures; }
 API uint64_t emulated_capture_of(Stream stream) { return capture_of(stream); }
+// What was asked for in a capture is refused: as on a card, the graph cannot be had any longer. The problem
+// is named again where the capture is ended, because that error may be the last one that a user reads.
+static thread_local std::string refused_in_capture;
+API void emulated_invalidate_capture(Stream stream, const char* problem) {
+  KeepLastError keep;
+  if (!check_no_capture(stream)) return;
+  refused_in_capture = std::string("operation failed due to a previous error during capture: ") + problem;
+}
+const char* invalid_capture_text() {
+  if (refused_in_capture.empty()) return "operation failed due to a previous error during capture";
+  return refused_in_capture.c_str();
+}
 API void emulated_on_graphs(int (*launch)(uint64_t), void (*destroyed)(uint64_t),
                             void (*work)(uint64_t, const char*, void*, const void*, size_t)) {
   on_launch = launch;
@@ -123,6 +137,7 @@ API void emulated_on_graphs(int (*launch)(uint64_t), void (*destroyed)(uint64_t)
 API int cudaStreamBeginCapture(Stream stream, int mode) {
   std::lock_guard<std::mutex> guard(graphs_mutex);
   if ((uintptr_t)stream < 3 || number_of(stream)) return fail(kCaptureUnsupported);  // the legacy stream
+  refused_in_capture.clear();
   captures[++last_number] = {stream, mode, work_counted(), false, {}};
   capturing[stream] = last_number;
   ++open_captures;
@@ -202,7 +217,22 @@ API int cudaGraphGetNodes(const Graph* graph, void**, size_t* count) {
   if (!graphs.has(graph)) return fail(kInvalidValue);
   return *count = graph->nodes, kSuccess;
 }
-NOTHING_TO_DO(cudaGraphDebugDotPrint) NOTHING_TO_DO(cudaGraphRetainUserObject) NOTHING_TO_DO(cudaUserObjectRelease)
+// Which kernels a graph has is not kept: each node is a piece of work, in the order of the capture.
+API int cudaGraphDebugDotPrint(const Graph* graph, const char* path, unsigned) {
+  if (!graphs.has(graph) || !path) return fail(kInvalidValue);
+  FILE* file = fopen(path, "w");
+  if (!file) return fail(kOperatingSystem);
+  auto number = (unsigned long long)graph->number;
+  fprintf(file, "digraph dot {\nsubgraph cluster_%llu {\nlabel=\"graph_%llu, emulated\"\n", number, number);
+  for (uint64_t i = 0; i < graph->nodes; ++i) {
+    auto node = (unsigned long long)i;
+    fprintf(file, "\"graph_%llu_node_%llu\" [label=\"%llu\"];\n", number, node, node);
+    if (i) fprintf(file, "\"graph_%llu_node_%llu\" -> \"graph_%llu_node_%llu\";\n", number, node - 1, number, node);
+  }
+  fprintf(file, "}\n}\n");
+  return fclose(file) ? fail(kOperatingSystem) : kSuccess;
+}
+NOTHING_TO_DO(cudaGraphRetainUserObject) NOTHING_TO_DO(cudaUserObjectRelease)
 API int cudaUserObjectCreate(void** object, void*, void (*)(void*), unsigned, unsigned) {
   static int placeholder;
   return *object = &placeholder, kSuccess;

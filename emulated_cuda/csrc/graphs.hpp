@@ -15,3 +15,5 @@ int check_no_captures();
 // Has Python record work outside operators if the stream captures: a kernel by name, a copy, or, if there is
 // nothing to copy from, the call of NCCL with that number.
 bool record_work(Stream stream, const char* kernel, void* to, const void* from, size_t size);
+// What ending a capture says that is not valid, in this thread.
+const char* invalid_capture_text();

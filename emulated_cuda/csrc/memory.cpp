@@ -101,6 +101,7 @@ static uintptr_t find_addresses(int device, size_t size) {
 }
 
 API int cudaMalloc(void** out, size_t size) {
+  make_driver_ready();
   *out = nullptr;
   if (!size) return kSuccess;
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -130,6 +131,7 @@ static int device_of_pool(void* pool) { return (int)((Pool*)pool - pools); }
 static bool is_pool(void* pool) { return pool >= pools && pool < pools + kMostDevices; }
 
 API int cudaMallocAsync(void** out, size_t size, Stream) {
+  make_driver_ready();
   *out = nullptr;
   if (!size) return kSuccess;
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -164,6 +166,7 @@ static int free_device_memory(void* pointer) {
   return kSuccess;
 }
 API int cudaFree(void* pointer) {
+  make_driver_ready();
   int error = wait_for_device(), freed = free_device_memory(pointer);  // as CUDA does
   return error ? error : freed;
 }
@@ -225,6 +228,7 @@ API int cudaDeviceGetGraphMemAttribute(int, int, void* value) { return *(uint64_
 NOTHING_TO_DO(cudaMemPoolSetAccess) NOTHING_TO_DO(cudaDeviceSetGraphMemAttribute)
 
 API int cudaMemGetInfo(size_t* available, size_t* total) {
+  make_driver_ready();
   std::lock_guard<std::mutex> guard(memory_mutex);
   tell_nvml(current_device, true);
   // torch asks this, once or more, before it raises that the card has no memory left. If it is the machine, that
@@ -261,6 +265,7 @@ static bool make_resident(void* pointer, size_t size) {
 }
 
 API int cudaHostAlloc(void** out, size_t size, unsigned) {
+  make_driver_ready();
   if (posix_memalign(out, sysconf(_SC_PAGESIZE), std::max<size_t>(size, 1))) return fail(kOutOfMemory);
   if (!make_resident(*out, size)) return free(*out), fail(kOutOfMemory);
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -268,6 +273,13 @@ API int cudaHostAlloc(void** out, size_t size, unsigned) {
   return kSuccess;
 }
 API int cudaMallocHost(void** out, size_t size) { return cudaHostAlloc(out, size, 0); }
+// Whether some of these bytes are pinned. Hold the mutex.
+static bool is_in_host_piece(const void* pointer, size_t size) {
+  auto after = host_pieces.lower_bound((uintptr_t)pointer + size);
+  if (after == host_pieces.begin()) return false;
+  --after;
+  return after->first + after->second.size > (uintptr_t)pointer;
+}
 // Forgets pinned memory that begins at `pointer`; false if there is none of this kind.
 static bool forget_host_piece(void* pointer, bool registered) {
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -276,7 +288,9 @@ static bool forget_host_piece(void* pointer, bool registered) {
   return host_pieces.erase(found), true;
 }
 API int cudaHostUnregister(void* pointer) {
-  return forget_host_piece(pointer, true) ? kSuccess : fail(kHostMemoryNotRegistered);
+  if (forget_host_piece(pointer, true)) return kSuccess;
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  return fail(is_in_host_piece(pointer, 1) ? kInvalidValue : kHostMemoryNotRegistered);
 }
 API int cudaFreeHost(void* pointer) {
   if (!pointer) return kSuccess;
@@ -285,8 +299,10 @@ API int cudaFreeHost(void* pointer) {
   return kSuccess;
 }
 API int cudaHostRegister(void* pointer, size_t size, unsigned) {
+  make_driver_ready();
   if (!pointer || !size || size > SIZE_MAX / 2 || !make_resident(pointer, size)) return fail(kInvalidValue);
   std::lock_guard<std::mutex> guard(memory_mutex);
+  if (is_in_host_piece(pointer, size)) return fail(kHostMemoryAlreadyRegistered);  // as a whole or in part
   host_pieces[(uintptr_t)pointer] = {size, current_device, false, true};
   return kSuccess;
 }

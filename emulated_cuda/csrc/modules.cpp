@@ -111,21 +111,25 @@ API void emulated_compute_launches(Compute computer, void (*reader)(uint64_t, co
 // ---- Modules and functions ----
 
 static int load(void** module, uint64_t key) { return *module = new Module{key}, kSuccess; }
+static int load(void** module, const char* image) { return image ? load(module, key_of(image)) : kInvalidValue; }
 API int cuModuleLoad(void** module, const char* path) {
+  if (!path) return kInvalidValue;
   std::ifstream file(path, std::ios::binary);
+  if (!file) return kFileNotFound;
   std::string image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   uint64_t key = image.size() > 64 && size_of(image.data()) <= image.size() ? key_of(image.data()) : 0;
   if (auto read = on_file.load(); read && key) read(key, path);
   return load(module, key);
 }
-API int cuModuleLoadData(void** module, const char* image) { return load(module, key_of(image)); }
+API int cuModuleLoadData(void** module, const char* image) { return load(module, image); }
 API int cuModuleLoadDataEx(void** module, const char* image, unsigned, void*, void**) {
-  return load(module, key_of(image));
+  return load(module, image);
 }
-API int cuModuleUnload(void* module) { return delete (Module*)module, kSuccess; }
+API int cuModuleUnload(void* module) { return module ? (delete (Module*)module, kSuccess) : kInvalidHandle; }
 // A function is kept for the life of the process: code may launch it after its module was unloaded.
 API int cuModuleGetFunction(void** function, void* module, const char* name) {
   static std::map<std::pair<uint64_t, std::string>, Function> functions;
+  if (!name) return kInvalidValue;
   std::lock_guard<std::mutex> guard(modules_mutex);
   uint64_t key = module ? ((Module*)module)->key : 0;
   *function = &functions.insert({{key, name}, {key, name}}).first->second;
@@ -136,12 +140,14 @@ API int cuFuncGetAttribute(int* value, int which, void*) {
   return *value = which == 0 ? 1024 : which == 4 ? 32 : 0, kSuccess;  // threads of a block, registers
 }
 NOTHING_TO_DO(cuFuncSetCacheConfig)
-API int cuFuncGetName(const char** name, const Function* function) { return *name = function->name.c_str(), kSuccess; }
+API int cuFuncGetName(const char** name, const Function* function) {
+  return function ? (*name = function->name.c_str(), kSuccess) : kInvalidHandle;
+}
 
 // ---- Libraries: modules that are loaded for all contexts; their kernels are functions ----
 
 API int cuLibraryLoadData(void** library, const char* image, void*, void**, unsigned, void*, void**, unsigned) {
-  return load(library, key_of(image));
+  return load(library, image);
 }
 API int cuLibraryLoadFromFile(void** library, const char* path, void*, void**, unsigned, void*, void**, unsigned) {
   return cuModuleLoad(library, path);
@@ -177,6 +183,7 @@ struct DriverLaunch {
   Stream stream;
 };
 API int cuLaunchKernelEx(const DriverLaunch* wanted, void* function, void** arguments, void**) {
+  if (!wanted) return kInvalidValue;
   return launch(function, wanted->grid, wanted->block, wanted->shared, wanted->stream, arguments);
 }
 

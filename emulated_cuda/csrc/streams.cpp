@@ -20,6 +20,7 @@ struct StreamState {
 static Handles streams, events;
 static bool is_special(Stream stream) { return (uintptr_t)stream < 16; }  // the default streams are small numbers
 static int create_stream(Stream* stream, int priority, unsigned flags) {
+  make_driver_ready();
   static std::atomic<uint64_t> last_id{16};
   return *stream = streams.add(new StreamState{priority, current_device, flags, ++last_id}), kSuccess;
 }
@@ -63,6 +64,7 @@ API int cudaStreamSynchronize(Stream stream) {
   return error;
 }
 API int cudaDeviceSynchronize() {
+  make_driver_ready();
   ProfiledCallScope profiled(kCallDeviceSynchronize);
   if (int error = check_no_captures()) return error;
   return wait_for_device();
@@ -105,6 +107,7 @@ struct Event {
   }
 };
 static int create_event(Event** event) {
+  make_driver_ready();
   return *event = events.add(new Event), kSuccess;
 }
 static int record_event(Event* event, Stream stream) {

@@ -96,6 +96,10 @@ class Library:
         """Answer that an event is not done until the host must know that it is."""
         self._functions.emulated_set_late_events(1)
 
+    def leave_out_copies(self, on: bool) -> None:
+        """Leave zeros on the device in the place of large copies from the host, or no longer."""
+        self._functions.emulated_leave_out_copies(int(on))
+
     def join(self, machine: str) -> None:
         """Let NVML of all processes of a machine know what this one has in use."""
         self._functions.emulated_join(machine.encode())

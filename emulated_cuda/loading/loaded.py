@@ -106,8 +106,9 @@ def load(
         devices: how many such cards there are, before ``CUDA_VISIBLE_DEVICES`` is applied; 1 to 16.
         total_bytes: memory of each; None for that of the card. The CUDA context takes 512 MB of
             it.
-        values: whether operators compute values. False: device memory holds what was copied there,
-            and zeros elsewhere, and small reads such as ``.item()`` return 0 after an operator.
+        values: whether operators compute values. False: device memory holds what was copied there
+            in pieces of up to 1 MB, and zeros elsewhere, and small reads such as ``.item()`` return
+            0 after an operator.
             None: as an earlier call has chosen; the first computes them if the torch version can.
         late_events: whether an event is done only when the host must know that it is: it has waited
             for it, or over 1,024 launches were given to its stream since. The allocator then has
@@ -134,6 +135,7 @@ def load(
     _library.refuse_launches(values is not False)
     if late_events:
         _library.set_late_events()
+    _library.leave_out_copies(values is False)
     prepare(_library.path)
     imports.call_after("torch", _prepare_torch)
     children.load_in_children(card, devices, total, values, late_events)

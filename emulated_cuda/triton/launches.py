@@ -272,12 +272,12 @@ def _record(
     problem = kernel if isinstance(kernel, NotComputed) else kernel.problem
     if isinstance(kernel, NotComputed) or problem is not None:
         text = f"{name} (which uses {problem})".encode()
-        graphs.record(lambda step: _library.emulated_note_work(text), number=capture)
+        graphs.record(lambda seed: _library.emulated_note_work(text), number=capture)
         return
     # Read now, as a card does: a replay has the arguments of the capture, whatever changed since.
     arguments = kernel.read_arguments(pointers)
 
-    def compute(step: int) -> None:
+    def compute(seed: int) -> None:
         try:
             with on_the_cpu():
                 kernel.launch(grid, arguments)

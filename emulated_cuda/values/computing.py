@@ -174,14 +174,14 @@ class _Computation:
         may_be_stale = staleness.is_possible()
         if may_be_stale and not self._gives_tensors:
             staleness.check((args, kwargs))
-        generator, seed = self._random_state(args, kwargs)
+        generator, seed, offset = self._random_state(args, kwargs)
         results = self._run(keyset, args, kwargs)
         has_checked = thread.has_checked
         # Not on_the_cpu(), which would take a microsecond more for each operator.
         with torch_private.without_torch_function(), torch_private.without_keys(self._skipped):
             call = self._compute
             if generator is not None:
-                randomness.advance(generator, seed)
+                randomness.advance(generator, offset, randomness.form_of(self._name, args, kwargs))
             if self._is_random:
                 call = _seeded(call, seed)
             unknown: tuple[Any, str] | None = None
@@ -214,6 +214,10 @@ class _Computation:
             RuntimeError: if a graph cannot have it.
         """
         generator = randomness.generator_of(args, kwargs) if self._is_random else None
+        draw = None
+        if generator is not None:
+            form = randomness.form_of(self._name, args, kwargs)
+            draw = randomness.Draw(generator.graphsafe_get_state(), form)
         results = self._run(keyset, args, kwargs)
         if results is _NOT_RUN:
             graphs.refuse(self._name)
@@ -225,14 +229,12 @@ class _Computation:
             given = [on_cpu(value) for value in args]
             named = {key: on_cpu(value) for key, value in kwargs.items()}
 
-        def compute(step: int) -> None:
-            call = self._compute
-            if generator is not None:
-                call = _seeded(call, graphs.seed_at_replay(generator, step))
+        def compute(seed: int) -> None:
+            call = self._compute if draw is None else _seeded(self._compute, seed)
             with on_the_cpu():
                 self._repeat(call, targets, given, named)
 
-        graphs.record(compute, reads, writes)
+        graphs.record(compute, reads, writes, draw=draw)
         return results
 
     def _repeat(self, call: Kernel, results: Any, args: Any, kwargs: Any) -> None:
@@ -252,10 +254,12 @@ class _Computation:
         if computed is not _WRITTEN:
             raise RuntimeError(f"{self._name} has a result whose form depends on values")
 
-    def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int]:
-        """Return the operator's generator, if any, and its seed before the operator runs."""
+    def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int, int]:
+        """Return the operator's generator, if any, its seed and its offset before the operator."""
         generator = randomness.generator_of(args, kwargs) if self._is_random else None
-        return generator, 0 if generator is None else randomness.seed_of(generator)
+        if generator is None:
+            return None, 0, 0
+        return generator, randomness.seed_of(generator), generator.get_offset()
 
     def _run(self, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Run torch's CUDA kernel, which allocates as on a card."""

@@ -48,7 +48,7 @@ def _record_copy(original: Kernel, keyset: Any, target: Any, source: Any, block:
     with on_the_cpu():
         aliases = alias(target), alias(source)
 
-    def copy(step: int) -> None:
+    def copy(seed: int) -> None:
         with on_the_cpu():
             aliases[0].copy_(aliases[1])
 
@@ -107,7 +107,7 @@ def zeroing(original: Kernel, operator: Any) -> Kernel:
         if graphs.is_capturing():
             with on_the_cpu():
                 filled = alias(tensor)
-            graphs.record(lambda step: _fill_with_zeros(operator, filled), (), tensor)
+            graphs.record(lambda seed: _fill_with_zeros(operator, filled), (), tensor)
             return result
         size = tensor.numel() * tensor.element_size()
         if size > _LARGE and tensor.is_contiguous():

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,10 +20,9 @@ from emulated_cuda import torch_private
 from emulated_cuda.errors import StaleValueError
 from emulated_cuda.values import randomness, staleness
 from emulated_cuda.values.operators import tensors_in
+from emulated_cuda.values.randomness import Draw
 
 _FAILED = 719  # kLaunchFailed in csrc/emulated.hpp
-_OFFSETS = 2**40
-"""Random numbers of a replay begin so far apart, as offsets of the generator, for each operator."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,27 @@ class Step:
     """Something that a replay computes."""
 
     compute: Callable[[int], None]
-    """Gets the number of the step."""
+    """Gets the seed of the random numbers of this replay; 0 if it draws none."""
     reads: tuple[tuple[int, int], ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
     """Addresses on the device, and how many bytes."""
+    draw: Draw | None = None
+    """The random numbers that it draws, if any."""
 
 
 class _Thread(threading.local):
     error: BaseException | None = None
+    offsets: Mapping[torch.Generator, int] = MappingProxyType({})
+    """Generators -> their offsets before the replay that this thread has begun."""
 
 
 _thread = _Thread()
 _steps: dict[int, list[Step]] = {}
 """Number of a graph -> what it computes."""
+_generators: dict[int, list[torch.Generator]] = {}
+"""Number of a graph that draws random numbers, and that was replayed -> its generators."""
+_drawing: set[int] = set()
+"""The numbers of the graphs that draw random numbers."""
 _library: Any = None
 _open_captures = ctypes.c_uint64(0)
 _callbacks: list[Any] = []
@@ -60,6 +68,7 @@ def start(path: str) -> None:
     _library.emulated_open_captures.restype = ctypes.POINTER(ctypes.c_uint64)
     _library.emulated_capture_of.restype = ctypes.c_uint64
     _library.emulated_capture_of.argtypes = (ctypes.c_void_p,)
+    _library.emulated_invalidate_capture.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
     _library.emulated_repeat_calls.restype = ctypes.c_char_p
     _library.emulated_repeat_calls.argtypes = (ctypes.c_size_t,)
     _open_captures = _library.emulated_open_captures().contents
@@ -90,39 +99,47 @@ def capture_of(stream: int | None) -> int:
 
 
 def record(
-    compute: Callable[[int], None], reads: Any = (), writes: Any = (), *, number: int | None = None
+    compute: Callable[[int], None],
+    reads: Any = (),
+    writes: Any = (),
+    *,
+    number: int | None = None,
+    draw: Draw | None = None,
 ) -> None:
     """Add a step to the graph that this thread's stream captures, or to that with a number.
 
     Args:
-        compute: what a replay calls; it must keep no tensor of the user alive.
+        compute: what a replay calls with a seed; it must keep no tensor of the user alive.
         reads: tensors that it reads.
         writes: tensors that it writes.
         number: of the graph.
+        draw: the random numbers that it draws.
     """
     if number is None:
         number = capture_of(torch.cuda.current_stream().cuda_stream)
-    step = Step(compute, _bytes_of(reads), _bytes_of(writes))
+    step = Step(compute, _bytes_of(reads), _bytes_of(writes), draw)
     _steps.setdefault(number, []).append(step)
-
-
-def seed_at_replay(generator: torch.Generator, step: int) -> int:
-    """Return the seed of a step's random numbers, which are others at each replay."""
-    offset = generator.get_offset() + _OFFSETS * (step + 1)
-    return randomness.mixed(generator.initial_seed(), offset)
+    if draw is not None:
+        _generators.pop(number, None)
+        _drawing.add(number)
 
 
 def refuse(name: str) -> None:
     """Raise if this thread's stream captures: an operator cannot be recorded.
 
+    The capture is invalid then, so that ending it fails, as on a card.
+
     Raises:
         RuntimeError: names the operator and what to do.
     """
     if is_capturing():
-        raise RuntimeError(
+        problem = (
             f"{name} cannot be captured in a CUDA graph on the emulated device: its memory is not "
             f"known, or depends on values; leave it out of the graph, or use a GPU"
         )
+        stream = torch.cuda.current_stream().cuda_stream
+        _library.emulated_invalidate_capture(stream, problem.encode())
+        raise RuntimeError(problem)
 
 
 def _bytes_of(values: Any) -> tuple[tuple[int, int], ...]:
@@ -143,9 +160,10 @@ def _replay(number: int) -> int:
         may_be_stale = staleness.is_possible()
         if may_be_stale:
             _check(steps)
+        seeds = randomness.seeds_of_replay([step.draw for step in steps], _thread.offsets)
         with torch.no_grad(), torch_private.without_modes():
-            for index, step in enumerate(steps):
-                step.compute(index)
+            for step, seed in zip(steps, seeds, strict=True):
+                step.compute(seed)
         if may_be_stale:
             for start, size in {written for step in steps for written in step.writes}:
                 staleness.note_received(start, size)
@@ -171,17 +189,19 @@ def _check(steps: Iterable[Step]) -> None:
 
 def _forget(number: int) -> None:
     _steps.pop(number, None)
+    _generators.pop(number, None)
+    _drawing.discard(number)
 
 
 def _note(number: int, kernel: bytes | None, target: int, source: int, size: int) -> None:
     """Record work outside operators: a kernel that is not known, a call of NCCL, or a copy."""
     if kernel is not None:
-        record(lambda step: _library.emulated_note_work(kernel), number=number)
+        record(lambda seed: _library.emulated_note_work(kernel), number=number)
     elif not source:
-        record(lambda step: _repeat_calls(target), number=number)
+        record(lambda seed: _repeat_calls(target), number=number)
     else:
 
-        def copy(step: int) -> None:
+        def copy(seed: int) -> None:
             ctypes.memmove(target, source, size)
 
         record(copy, number=number)
@@ -197,6 +217,7 @@ def _repeat_calls(number: int) -> None:
 def _raising_own_error(replay: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replay a graph; an error in it is raised as it is, and not as one of the launch."""
     _thread.error = None
+    _thread.offsets = _offsets()
     try:
         return replay(*args, **kwargs)
     except RuntimeError:
@@ -204,3 +225,15 @@ def _raising_own_error(replay: Callable[..., Any], *args: Any, **kwargs: Any) ->
         if error is None:
             raise
         raise error from None
+    finally:
+        _thread.offsets = MappingProxyType({})
+
+
+def _offsets() -> dict[torch.Generator, int]:
+    """Return the offsets of generators that graphs use, before torch advances them for a replay."""
+    if is_capturing():  # then torch refuses to read them
+        return {}
+    for number in _drawing - _generators.keys():
+        draws = [step.draw for step in _steps.get(number, ()) if step.draw is not None]
+        _generators[number] = randomness.share_generators(draws)
+    return {drawn: drawn.get_offset() for found in _generators.values() for drawn in found}

@@ -3,18 +3,42 @@
 The seed of each operator is made from the seed and the offset of the CUDA generator, which torch's
 own code advances. So ``torch.cuda.manual_seed`` and ``torch.cuda.set_rng_state`` repeat numbers.
 The first operator after ``torch.manual_seed`` gives the same numbers as on the CPU.
+
+A replay of a CUDA graph begins at the offset that the generator has then, and each operator in it
+draws as many numbers as outside of a graph: so both give the same numbers. How far an operator
+advances the offset cannot be read during a capture. It is known from a run outside, as of a
+warm-up, or is what the replay advances the generator by and the others do not.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 _SMALLEST_STEP = 4  # offsets are multiples of it
+_MOST_ADVANCES = 4096
 _lock = threading.RLock()
+_advances: dict[Hashable, int] = {}
+"""An operator with the form of its arguments -> by how much torch advances the offset for it."""
+
+
+@dataclass(eq=False)
+class Draw:
+    """The random numbers that an operator draws in a CUDA graph.
+
+    Attributes:
+        generator: a CUDA generator with the state that the operator draws from. The user may give
+            his generator another one later.
+        form: what decides by how much the operator advances the offset.
+    """
+
+    generator: torch.Generator
+    form: Hashable
 
 
 def is_random(operator: Any) -> bool:
@@ -44,10 +68,91 @@ def mixed(seed: int, offset: int) -> int:
     return seed if offset == 0 else hash((seed, offset)) & (2**63 - 1)
 
 
-def advance(generator: torch.Generator, seed_before: int) -> None:
-    """Advance a generator that the operator has not advanced, so that no numbers come twice."""
-    if seed_of(generator) == seed_before:
-        generator.set_offset(generator.get_offset() + _SMALLEST_STEP)
+def advance(generator: torch.Generator, before: int, form: Hashable) -> None:
+    """Note how far an operator has advanced a generator; one that has not is advanced here.
+
+    So no numbers come twice.
+
+    Args:
+        generator: a CUDA generator.
+        before: its offset before the operator.
+        form: of the operator, as `form_of` returns it.
+    """
+    by = generator.get_offset() - before
+    if len(_advances) >= _MOST_ADVANCES:
+        _advances.clear()
+    _advances[form] = by
+    if by == 0:
+        generator.set_offset(before + _SMALLEST_STEP)
+
+
+def form_of(name: str, args: Any, kwargs: Any) -> Hashable:
+    """Return what decides how many numbers an operator draws: its name and its arguments."""
+    return name, *map(_form, args), *((key, _form(value)) for key, value in kwargs.items())
+
+
+def _form(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return value.dtype, value.shape, strides, value.get_device()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_form, value))
+    return None if isinstance(value, torch.Generator) else value
+
+
+def share_generators(draws: Sequence[Draw]) -> list[torch.Generator]:
+    """Let draws from one state have one generator, and return these generators.
+
+    Which generators share a state can be asked only through their offsets, outside of a capture.
+    """
+    found: list[torch.Generator] = []
+    for draw in draws:
+        offset, before = draw.generator.get_offset(), [each.get_offset() for each in found]
+        draw.generator.set_offset(offset + _SMALLEST_STEP)
+        after = [each.get_offset() for each in found]
+        draw.generator.set_offset(offset)
+        same = [each for each, a, b in zip(found, before, after, strict=True) if a != b]
+        if same:
+            draw.generator = same[0]
+        else:
+            found.append(draw.generator)
+    return found
+
+
+def seeds_of_replay(
+    draws: Sequence[Draw | None], offsets: Mapping[torch.Generator, int]
+) -> list[int]:
+    """Return a seed for each step of a graph; 0 for those that draw no numbers.
+
+    The generators are left where the same operators would leave them outside of a graph.
+
+    Args:
+        draws: of each step, in their order.
+        offsets: of the generators before torch has advanced them for this replay.
+    """
+    seeds = [0] * len(draws)
+    for generator in dict.fromkeys(draw.generator for draw in draws if draw is not None):
+        after = generator.get_offset()
+        at = offsets.get(generator, after)
+        forms = [draw.form for draw in draws if draw is not None and draw.generator is generator]
+        by = _advances_of(forms, after - at)
+        steps = (i for i, draw in enumerate(draws) if draw and draw.generator is generator)
+        for step, form in zip(steps, forms, strict=True):
+            seeds[step] = mixed(generator.initial_seed(), at)
+            at += by[form]
+        if at > after:  # of operators that torch does not advance it for
+            generator.set_offset(at)
+    return seeds
+
+
+def _advances_of(forms: Sequence[Hashable], total: int) -> dict[Hashable, int]:
+    """Return by how much each form advances the offset, at least so far that none is repeated."""
+    counts = Counter(forms)
+    left = total - sum(_advances.get(form, 0) * count for form, count in counts.items())
+    unknown = [form for form in counts if form not in _advances]
+    if len(unknown) == 1 and left >= 0 and left % counts[unknown[0]] == 0:
+        _advances[unknown[0]] = left // counts[unknown[0]]
+    return {form: _advances.get(form) or _SMALLEST_STEP for form in counts}
 
 
 def seeded(compute: Callable[..., Any], seed: int, args: Any, kwargs: Any) -> Any:

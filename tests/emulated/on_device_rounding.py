@@ -5,6 +5,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812
 
 OPERATORS = {
     "add": lambda x, y: torch.add(x, y, alpha=0.3),
@@ -36,7 +37,8 @@ def test_lists_are_rounded_once_in_place(dtype):
     x, y = torch.randn(1000).to(dtype), torch.randn(1000).to(dtype)
     found = [x.cuda()]
     torch._foreach_add_(found, [y.cuda()], alpha=0.3)
-    assert torch.equal(found[0].cpu(), (x.float() + 0.3 * y.float()).to(dtype))
+    expected = torch.add(x.float(), y.float(), alpha=0.3).to(dtype)
+    assert torch.equal(found[0].cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -52,3 +54,26 @@ def test_random_numbers_of_half_precision_are_rounded_and_never_the_end(dtype):
     bounded = torch.empty(10_000, device="cuda", dtype=dtype).uniform_(-2, 3)
     assert bounded.min() >= -2
     assert bounded.max() < 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cudnn", [True, False], ids=["cudnn", "native"])
+def test_batch_normalization_in_half_precision_is_rounded_once(dtype, cudnn):
+    """Output, gradients and running statistics are those of single precision, rounded."""
+    generator = torch.Generator().manual_seed(0)
+    x, grad = torch.rand(2, 3, 4, 6, 6, generator=generator).to(dtype)
+    weight, bias, mean, var = torch.rand(4, 4, generator=generator).to(dtype)
+
+    def steps(*given):
+        x, grad, weight, bias, mean, var = given
+        x.requires_grad_()
+        y = F.batch_norm(x, mean, var, weight.requires_grad_(), bias.requires_grad_(), True)
+        y.backward(grad)
+        return [y.detach(), x.grad, weight.grad, bias.grad, mean, var]
+
+    given = (x, grad, weight, bias, mean, var)
+    with torch.backends.cudnn.flags(enabled=cudnn):
+        found = steps(*(value.cuda() for value in given))
+    expected = steps(*(value.float() for value in given))
+    for value, wide in zip(found, expected, strict=True):
+        assert torch.equal(value.cpu(), wide.to(dtype))

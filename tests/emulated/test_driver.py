@@ -21,6 +21,10 @@ def entry_point(name, version):
 def address(name):
     return ctypes.cast(getattr(cuda, name), ctypes.c_void_p).value
 
+count = ctypes.c_int(-1)
+before = cuda.cuDeviceGetCount(ctypes.byref(count)), count.value
+cuda.cuInit(0)
+after = cuda.cuDeviceGetCount(ctypes.byref(count)), count.value
 text = ctypes.c_char_p()
 refused = cuda.cuTexObjectCreate(None, None, None, None)
 cuda.cuGetErrorString(refused, ctypes.byref(text))
@@ -28,6 +32,8 @@ name = ctypes.c_char_p()
 cuda.cuGetErrorName(2, ctypes.byref(name))
 pointer = ctypes.c_uint64()
 print(json.dumps({
+    "before": before,
+    "after": after,
     "newest": entry_point(b"cuMemAlloc", 12000)[1] == address("cuMemAlloc_v2"),
     "old": entry_point(b"cuCtxGetDevice", 12080)[1] == address("cuCtxGetDevice"),
     "new": entry_point(b"cuCtxGetDevice", 13000)[1] == address("cuCtxGetDevice_v2"),
@@ -50,6 +56,8 @@ def test_functions_are_found_by_name_and_version(python):
     run = python("-c", ENTRY_POINTS)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
+    assert found["before"] == [3, -1]  # CUDA_ERROR_NOT_INITIALIZED: cuInit comes first
+    assert found["after"] == [0, 1]
     assert found["newest"]
     assert found["old"]
     assert found["new"]
@@ -116,6 +124,14 @@ call(driver.cuStreamSynchronize, stream)
 print(call(driver.cuStreamGetFlags, stream), driver.cuEventQuery(event)[0].name)
 call(driver.cuStreamDestroy, stream)
 
+# wrong arguments: no image, no file, no kernel, and memory that is registered already
+print(driver.cuModuleLoadDataEx(0, 0, [], [])[0].name, driver.cuModuleLoad(b"none")[0].name)
+print(driver.cuKernelGetName(0)[0].name, driver.cuModuleUnload(0)[0].name)
+pages = (ctypes.c_char * 400)()
+at = ctypes.addressof(pages)
+print([int(runtime.cudaHostRegister(at + start, 160, 3)[0]) for start in (0, 80, 160)])
+print([int(runtime.cudaHostUnregister(at + start)[0]) for start in (80, 0, 160, 160)])
+
 # what is not emulated is refused by name
 code, *_ = driver.cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
 print(call(driver.cuGetErrorString, code).decode())
@@ -144,6 +160,10 @@ def test_cuda_bindings_use_the_device(python):
         "True",
         "CUDA_ERROR_INVALID_CONTEXT",
         "1 CUDA_SUCCESS",
+        "CUDA_ERROR_INVALID_VALUE CUDA_ERROR_FILE_NOT_FOUND",
+        "CUDA_ERROR_INVALID_HANDLE CUDA_ERROR_INVALID_HANDLE",
+        "[0, 712, 0]",
+        "[1, 0, 0, 713]",
         "A launch of a kernel without torch is not supported by the emulated device, because there "
         "is no GPU. No kernel of your own is computed; import torch for Triton's.",
         "CUDA_ERROR_NOT_SUPPORTED cuGraphCreate is not supported by the emulated device, because "

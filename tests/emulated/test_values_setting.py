@@ -35,6 +35,39 @@ def test_setting_decides_whether_values_are_computed(python, setting, numbers, n
     assert second.startswith(note)
 
 
+COPIES = """
+import sys
+import emulated_cuda
+emulated_cuda.load("h100", values=sys.argv[1] == "on")
+import torch
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 // 2**20
+
+torch.ones(1, device="cuda")
+small, large = torch.arange(2**17, dtype=torch.int64), torch.empty(2**26)
+before = resident()
+there = large.cuda()
+print(resident() - before > 100)
+print(torch.equal(small.cuda().cpu(), small), there[:2].cpu().tolist())
+large[:2] = 5
+print(large.cuda()[:2].cpu().tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "printed"),
+    [
+        ("on", ["True", "True [0.0, 0.0]", "[5.0, 5.0]"]),
+        ("off", ["False", "True [0.0, 0.0]", "[0.0, 0.0]"]),
+    ],
+)
+def test_without_values_large_copies_touch_no_memory(python, setting, printed):
+    """Weights that nobody computes with are not read and not written; up to 1 MB is copied."""
+    assert python("-c", COPIES, setting).stdout.splitlines() == printed
+
+
 OTHER = """
 from pytest_cka_memory import DeviceError, MemoryProbe
 MemoryProbe("emulate:cuda:t4,values=off")

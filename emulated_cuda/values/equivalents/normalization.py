@@ -15,8 +15,40 @@ _CUDA = "aten/src/ATen/native/cuda/Normalization.cu"
 _KERNELS = "aten/src/ATen/native/cuda/Normalization.cuh"
 _CUDNN = "aten/src/ATen/native/cudnn/BatchNorm.cpp"
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
-_native = operator_of("aten::native_batch_norm")
-_native_backward = operator_of("aten::native_batch_norm_backward")
+_on_cpu = operator_of("aten::native_batch_norm")
+_on_cpu_backward = operator_of("aten::native_batch_norm_backward")
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _widened(vector: Tensor | None) -> Tensor | None:
+    return vector.float() if vector is not None and vector.dtype in _HALF else vector
+
+
+def _native(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    *others: Any,
+) -> Any:
+    """Normalize on the CPU; half weights round nothing in between.
+
+    CUDA's kernels compute with accscalar_t, as the CPU's do if only the weights are single.
+    """
+    running = running_mean, running_var
+    wide = [_widened(vector) for vector in running]
+    found = _on_cpu(input, _widened(weight), _widened(bias), *wide, *others)
+    for vector, updated in zip(running, wide, strict=True):
+        if vector is not updated and vector is not None and updated is not None:
+            vector.copy_(updated)
+    return found
+
+
+def _native_backward(grad_out: Tensor, input: Tensor, *rest: Any) -> Any:
+    """Return the gradients, with the same widened: weight, statistics, and two saved ones."""
+    *vectors, update, eps, mask = rest
+    return _on_cpu_backward(grad_out, input, *map(_widened, vectors), update, eps, mask)
 
 
 def _statistics(mean: Tensor | None, variance: Tensor | None, eps: float) -> Any:

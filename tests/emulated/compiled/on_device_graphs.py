@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from emulated_cuda.errors import DeviceAssertError, StaleValueError
-from emulated_cuda.values import staleness
+from emulated_cuda.values import randomness, staleness
 
 MB = 2**20
 
@@ -133,6 +133,104 @@ def test_random_numbers_are_others_at_each_replay_and_repeat_with_the_seed():
     assert set(first[0][1]) == {0.0, 2.0}
 
 
+def drawing_operators():
+    p = torch.rand(5000, device="cuda")
+    generator = torch.Generator("cuda")
+    return {
+        "dropout": (F.dropout, (p,), None),
+        "bernoulli": (torch.bernoulli, (p,), None),
+        "normal_of_means": (torch.normal, (p, 1.0), None),
+        "poisson": (torch.poisson, (p * 5,), None),
+        "rand": (lambda: torch.rand(4000, device="cuda"), (), None),
+        "randint": (lambda: torch.randint(9, (4000,), device="cuda"), (), None),
+        "own_generator": (
+            lambda: torch.rand(4000, device="cuda", generator=generator),
+            (),
+            generator,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", drawing_operators())
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_replays_draw_the_numbers_that_the_same_operators_draw_outside(name, warm):
+    """Two replays go on where the other stopped; the generator ends where it would without graphs.
+
+    Also if the operator has not run outside of a graph before, as torch advances the generator
+    at a replay by all that its operators draw.
+    """
+    operator, args, generator = drawing_operators()[name]
+    if generator is None:
+        generator = torch.cuda.default_generators[0]
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    randomness._advances.clear()
+    if warm:
+        operator(*args)
+    with torch.cuda.graph(graph):
+        first, second = operator(*args), operator(*args)
+    generator.manual_seed(7)
+    replayed = []
+    for _ in range(2):
+        graph.replay()
+        replayed += [first.clone(), second.clone()]
+    offset = generator.get_offset()
+    generator.manual_seed(7)
+    assert all(torch.equal(operator(*args), found) for found in replayed)
+    assert generator.get_offset() == offset
+    assert not torch.equal(replayed[0], replayed[1])
+
+
+def test_graph_draws_from_the_states_that_a_generator_had_at_the_capture():
+    """A generator that is given another state in a capture draws from both at each replay."""
+    generator = torch.cuda.default_generators[0]
+    own = torch.cuda.get_rng_state()
+    old = generator.graphsafe_get_state()
+    new = generator.clone_state()
+    graph = torch.cuda.CUDAGraph()
+    for state in (old, new):
+        graph.register_generator_state(state)
+
+    def draw():
+        found = []
+        for state in (new, old, old):
+            generator.graphsafe_set_state(state)
+            found.append(torch.rand(5, device="cuda"))
+        return found
+
+    try:
+        with torch.cuda.graph(graph):
+            in_graph = draw()
+        for state, seed in ((old, 3), (new, 4)):
+            state.manual_seed(seed)
+        expected = [(*draw(), old.get_offset(), new.get_offset()) for _ in range(2)]
+        for state, seed in ((old, 3), (new, 4)):
+            state.manual_seed(seed)
+        for *numbers, old_offset, new_offset in expected:
+            graph.replay()
+            assert [x.tolist() for x in in_graph] == [x.tolist() for x in numbers]
+            assert (old.get_offset(), new.get_offset()) == (old_offset, new_offset)
+    finally:
+        generator.graphsafe_set_state(old)
+        torch.cuda.set_rng_state(own)
+
+
+def test_operators_that_were_never_run_outside_draw_different_numbers():
+    """How far each of two unknown operators advances the generator is not known; none repeats."""
+    p = torch.full((64,), 0.5, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    randomness._advances.clear()
+    with torch.cuda.graph(graph):
+        x, y = torch.rand_like(p), torch.rand(64, device="cuda")
+    torch.cuda.manual_seed(3)
+    graph.replay()
+    once = x.tolist(), y.tolist()
+    torch.cuda.manual_seed(3)
+    graph.replay()
+    assert (x.tolist(), y.tolist()) == once
+    assert once[0] != once[1]
+
+
 def test_streams_that_wait_for_each_other_take_part_in_a_capture():
     """Work of a stream that waits for the capturing one, and is waited for, is in the graph."""
     x, other = torch.ones(4, device="cuda"), torch.cuda.Stream()
@@ -177,17 +275,57 @@ def test_operation_that_waits_for_the_device_is_refused_in_a_capture(way):
 
 
 @pytest.mark.parametrize(
-    "operator",
-    [lambda x: torch.linalg.inv(x), lambda x: torch.fft.fft(x), lambda x: nn.GRU(4, 4).cuda()(x)],
+    "operator_for",
+    [lambda: torch.linalg.inv, lambda: torch.fft.fft, lambda: nn.GRU(4, 4).cuda()],
     ids=["inv", "fft", "gru"],
 )
-def test_operator_whose_memory_is_not_known_is_refused_in_a_capture(operator):
+def test_operator_whose_memory_is_not_known_is_refused_in_a_capture(operator_for):
     """Operators of cuSOLVER and cuFFT, and cuDNN's recurrent layers, are refused by name."""
-    x = torch.eye(4, device="cuda")
+    x, operator = torch.eye(4, device="cuda"), operator_for()
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph):
+    refused = r"(?s)during capture: aten::\w+ cannot be captured in a CUDA graph"
+    with pytest.raises(RuntimeError, match=refused), torch.cuda.graph(graph):
         operator(x)
     assert (x + 1).sum().item() == 20
+
+
+def test_capture_in_which_something_was_refused_is_not_valid():
+    """Its stream still captures, but ending the capture fails, and others work meanwhile."""
+    x, stream = torch.eye(4, device="cuda"), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()
+        with pytest.raises(RuntimeError, match=r"^aten::\w+ cannot be captured"):
+            torch.linalg.inv(x)
+        assert torch.cuda.is_current_stream_capturing()
+    torch.cuda.synchronize()
+    other, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[0]
+    with torch.cuda.graph(other):
+        drawn = torch.rand(4, device="cuda")
+    generator.manual_seed(3)
+    expected = torch.rand(4, device="cuda")
+    generator.manual_seed(3)
+    other.replay()
+    assert torch.equal(drawn, expected)
+    with torch.cuda.stream(stream):
+        with pytest.raises(RuntimeError, match="previous error during capture"):
+            graph.capture_end()
+        assert not torch.cuda.is_current_stream_capturing()
+    assert (x + 1).sum().item() == 20
+
+
+def test_debug_dump_has_a_node_for_each_piece_of_work(tmp_path):
+    """``CUDAGraph.debug_dump`` writes a file for Graphviz, with the nodes in their order."""
+    pytest.importorskip("cuda.bindings")
+    x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph(keep_graph=True)
+    graph.enable_debug_mode()
+    with torch.cuda.graph(graph):
+        (x + 1).mul_(2)
+    graph.debug_dump(str(tmp_path / "graph.dot"))
+    text = (tmp_path / "graph.dot").read_text()
+    assert text.startswith("digraph dot {")
+    assert text.count("[label=") == 2
+    assert text.count("->") == 1
 
 
 def fork_without_join(x):
