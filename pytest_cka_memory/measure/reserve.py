@@ -47,7 +47,7 @@ class ReserveEvidence:
         refused = meter.refused()
         self._refused_before = 0 if refused is None else refused.number
         self._checked_bytes = 0
-        self._explained_bytes = -1
+        self._explained_bytes = 0
         self.fields: dict[str, Any] = {}
         """Fields of the region's record."""
 
@@ -61,6 +61,14 @@ class ReserveEvidence:
             return False
         self._checked_bytes = reserved_bytes
         return True
+
+    def is_highest(self) -> bool:
+        """Whether the reserve is so much higher than where it was explained that it is worth that.
+
+        Unlike :meth:`is_due`, for a moment after which it cannot be explained any more.
+        """
+        reserved_bytes = self._meter.read().reserved_bytes
+        return bool(reserved_bytes and reserved_bytes >= _RISE * self._explained_bytes)
 
     def has_risen(self, start_bytes: int | None, peaks: Peaks) -> bool:
         """Whether the reserve was higher in the region than at its start."""

@@ -12,6 +12,13 @@ from pytest_cka_memory.units import counted, format_with_unit
 _MOST_KEEPERS = 3
 _LEAST_SHARE = 0.01
 """Blocks that keep less than this share of the reserve are not worth a line."""
+_MOSTLY = 0.9
+"""Of the highest reserve. What is explained at less says little about it."""
+UNSEEN = (
+    "it was released before anything looked at it: call region.batch_done() while it is high, "
+    "and it is explained there"
+)
+"""The advice if the reserve was only explained when most of it had been released."""
 
 
 def explanation(record: RegionRecord, width: int) -> Iterator[str]:
@@ -26,9 +33,22 @@ def explanation(record: RegionRecord, width: int) -> Iterator[str]:
     for line in others:
         yield from wrapped(line, width, "    ")
     yield from _keepers(record, width)
+    if _is_of_another_moment(record):
+        highest = format_with_unit(record.reserved_peak_bytes or 0)
+        lower = f"the highest reserve was {highest}, at another moment, of which nothing is known"
+        yield from wrapped(lower, width, "  ")
+        yield from wrapped(f"what to do: {UNSEEN}", width, "  ")
+        return
     advice = reserve_advice(record.reserve, has_limit=record.refusal is None)
     if advice and (record.refusal is None or would_fit(record.refusal, record.reserve)):
         yield from wrapped(f"what to do: {advice}", width, "  ")
+
+
+def _is_of_another_moment(record: RegionRecord) -> bool:
+    """Whether the reserve was much higher than where it was explained: something released it."""
+    explained_bytes = total_of(record.reserve).reserved_bytes
+    highest_bytes = record.reserved_peak_bytes or 0
+    return record.refusal is None and explained_bytes < _MOSTLY * highest_bytes
 
 
 def _keepers(record: RegionRecord, width: int) -> Iterator[str]:

@@ -12,7 +12,12 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import ReserveState
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import blocks_in_use
-from pytest_cka_memory.meters.accelerator.reserve import refusals_of, reserve_of
+from pytest_cka_memory.meters.accelerator.reserve import (
+    Releases,
+    before_releases,
+    refusals_of,
+    reserve_of,
+)
 from pytest_cka_memory.meters.accelerator.stats import (
     AllocatorStats,
     Levels,
@@ -28,6 +33,7 @@ from pytest_cka_memory.meters.base import (
     Requests,
 )
 from pytest_cka_memory.meters.conditions import of_accelerator
+from pytest_cka_memory.meters.patching import JoinedPatches
 
 _MOST_HISTORY_ENTRIES = 1_000_000
 _MOST_REQUESTS = 4_000_000
@@ -59,7 +65,7 @@ class AcceleratorMeter(Meter):
         self.device_name = device_name(device)
         self._drop_workspaces = torch_private.workspace_dropper(device.type)
         self._history = AllocatorHistory(device.type)
-        self._captures = blocks_in_use.Captures()
+        self._patches_of_pools = JoinedPatches(blocks_in_use.Captures(), Releases(device.type))
         self._refusals = refusals_of(device.type)
         self.name = "PyTorch's caching allocator"
         if not stats.all().get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
@@ -84,10 +90,10 @@ class AcceleratorMeter(Meter):
         self.stop_for(self)
 
     def start_for(self, user: object) -> None:
-        self._captures.start(user)
+        self._patches_of_pools.start(user)
 
     def stop_for(self, user: object) -> None:
-        self._captures.stop(user)
+        self._patches_of_pools.stop(user)
 
     @abstractmethod
     def levels(self) -> Levels:
@@ -163,6 +169,9 @@ class AcceleratorMeter(Meter):
 
     def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
         return blocks_in_use.after_captures(call)
+
+    def before_releases(self, call: Callable[[], object]) -> Callable[[], object]:
+        return before_releases(call)
 
     def reserve(self) -> ReserveState | None:
         return reserve_of(self._device)

@@ -1,5 +1,10 @@
 """What an accelerator's allocator has reserved, now and when it last ran out of memory."""
 
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
 import torch
 
 from pytest_cka_memory.core.reserve import PoolId, ReserveState, explain_reserve
@@ -8,6 +13,48 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator.blocks_in_use import owner_of, segments_of
 from pytest_cka_memory.meters.base import RefusedAllocation
 from pytest_cka_memory.meters.collector import without_collections
+from pytest_cka_memory.meters.patching import Patch, SharedPatches
+
+_numbers = count()
+_before_releases: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
+
+
+def before_releases(call: Callable[[], object]) -> Callable[[], object]:
+    """Call `call`, a method, before the program empties the cache; return what ends this.
+
+    Its object is not kept for it. The allocator itself empties the cache when the card is full;
+    nobody is called before that.
+    """
+    number = next(_numbers)
+    _before_releases[number] = weakref.WeakMethod(
+        call, lambda _: _before_releases.pop(number, None)
+    )
+    return lambda: _before_releases.pop(number, None)
+
+
+class Releases(SharedPatches):
+    """Makes the calls of :func:`before_releases` for one type of device, while started."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        module = getattr(torch, device_type, None)
+        owners = (torch.accelerator, module, getattr(module, "memory", None))
+        self._owners = [owner for owner in owners if hasattr(owner, "empty_cache")]
+
+    def make_patches(self) -> Iterator[Patch]:
+        for owner in self._owners:
+            yield self.patch(owner, "empty_cache", _looking_first)
+
+
+def _looking_first(empty_cache: Callable[..., Any]) -> Callable[..., Any]:
+    def look_and_empty(*args: Any, **kwargs: Any) -> Any:
+        for method in list(_before_releases.values()):
+            call = method()
+            if call is not None:
+                call()
+        return empty_cache(*args, **kwargs)
+
+    return look_and_empty
 
 
 def reserve_of(device: torch.device) -> ReserveState | None:
