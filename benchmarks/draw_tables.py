@@ -17,6 +17,7 @@ import law_tables
 import ranks_tables
 import real_cards_tables
 import scripts_tables
+import snapshot_tables
 import values_tables
 from processes import Row
 from side_by_side_published import PUBLISHED
@@ -238,6 +239,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "versions": versions,
         "skipped, by version": skips,
     },
+    DOCS / "how-to" / "snapshots.md": {"recordings": snapshot_tables.recordings},
     DOCS / "how-to" / "laws.md": {"laws": law_tables.laws},
     DOCS / "explanation" / "values.md": {
         "suites": values_tables.suites,

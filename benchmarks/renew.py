@@ -60,6 +60,11 @@ TABLES = {
         "replay-settings-torch-{torch}.json",
         ("pytest_cka_memory/snapshots", *DEVICE), "replay_settings.py", minutes=3,
     ),
+    "recordings": Table(
+        "recordings-torch-{torch}.json",
+        ("pytest_cka_memory/snapshots", *DEVICE), "replay_recordings.py",
+        minutes=6, needs="a folder of recordings; those of other people are not in this repository",
+    ),
     "logs": Table(
         "log-size-torch-{torch}.json",
         ("pytest_cka_memory/plugin", "pytest_cka_memory/reports"), "log_size.py",
