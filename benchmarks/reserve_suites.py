@@ -59,7 +59,17 @@ def session(arguments: Sequence[str], device: str, folder: Path) -> dict[str, An
         "--tb=no",
         f"--junitxml={results}",
     ]
-    command += ["-p", "no:cacheprovider", "-p", "cka_memory", "-p", "steps_as_batches"]
+    # A project's own options may be those of plugins, none of which is loaded.
+    command += [
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "cka_memory",
+        "-p",
+        "steps_as_batches",
+    ]
     command += [f"--cka-memory-device={device}", f"--cka-memory-json={report}", *arguments]
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
