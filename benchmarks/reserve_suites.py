@@ -118,11 +118,11 @@ def _described(result: Result) -> dict[str, Any]:
     }
 
 
-def rows(suites: Sequence[str]) -> Iterator[dict[str, Any]]:
+def rows(suites: Sequence[str], devices: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the result of each suite on each device."""
     for suite in suites:
         name, _, arguments = suite.partition("=")
-        for device in (CPU, CARD):
+        for device in devices:
             with tempfile.TemporaryDirectory() as folder:
                 found = session(shlex.split(arguments), device, Path(folder))
             row = {"suite": name, "version": _version(name), "arguments": arguments}
@@ -156,9 +156,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("suites", nargs="+", metavar="NAME=ARGUMENTS")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--device", action="append", help=f"by default {CPU} and {CARD}")
     options = parser.parse_args()
     found = []
-    for row in rows(options.suites):
+    for row in rows(options.suites, options.device or (CPU, CARD)):
         found.append(row)
         print(table([row]), flush=True)
         for each in row["notes"]:
