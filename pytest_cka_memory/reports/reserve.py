@@ -5,7 +5,13 @@ from collections.abc import Iterator, Sequence
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import Refusal
-from pytest_cka_memory.core.reserve import ReservePart, reserve_advice, reserve_lines, total_of
+from pytest_cka_memory.core.reserve import (
+    MOST_DESCRIBED,
+    ReservePart,
+    reserve_advice,
+    reserve_lines,
+    total_of,
+)
 from pytest_cka_memory.reports.fitting import wrapped
 from pytest_cka_memory.units import counted, format_with_unit
 
@@ -59,6 +65,11 @@ def _keepers(record: RegionRecord, width: int) -> Iterator[str]:
         yield from wrapped(keeper_line(holding), width, "  ")
     if len(keepers) > _MOST_KEEPERS:
         yield f"  and {counted(len(keepers) - _MOST_KEEPERS, 'other group')} beside free memory"
+    found = record.reserve_kept_by
+    rest_bytes = total_of(record.reserve).free_part_bytes - sum(it.keeps_bytes or 0 for it in found)
+    if rest_bytes > least and sum(it.count for it in found) >= MOST_DESCRIBED:
+        rest = format_with_unit(rest_bytes)
+        yield from wrapped(f"and more blocks beside the other {rest}, not described", width, "  ")
 
 
 def keeper_line(holding: Holding) -> str:
