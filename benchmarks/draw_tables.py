@@ -236,6 +236,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "real-cards.md": real_cards_tables.TABLES,
     DOCS / "explanation" / "trust.md": {
         "leaks": leaks,
+        "suites' reserve": snapshot_tables.suites,
         "versions": versions,
         "skipped, by version": skips,
     },

@@ -95,6 +95,11 @@ TABLES = {
         ("pytest_cka_memory/plugin", *COUNTER), "other_suites.py",
         minutes=15, needs="--repeat N and the suites; caches that an earlier run has filled",
     ),
+    "suites' reserve": Table(
+        "reserve-suites-torch-{torch}.json",
+        ("pytest_cka_memory/measure", *DEVICE), "reserve_suites.py", ("--device", "emulate:cuda:a100"),
+        minutes=15, needs="the suites, and what their tests import",
+    ),
     "soak": Table(
         "soak-torch-{torch}.json", COUNTER, "soak.py", needs="OMP_NUM_THREADS=1 on a busy machine"
     ),

@@ -1,4 +1,4 @@
-"""The table of recordings of real cards that were replayed."""
+"""Tables of replayed recordings, and of what is said of the reserve of other projects' tests."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -61,3 +61,17 @@ def _special(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _exact(rows: Sequence[Mapping[str, Any]]) -> str:
     exact = sum(row["differing"] == 0 for row in rows)
     return "all" if exact == len(rows) else f"{exact} of {len(rows)}"
+
+
+def suites() -> str:
+    """What is said of the reserve in suites of other projects, on the emulated card."""
+    (file,) = RESULTS.glob("reserve-suites-torch-*.json")
+    found = json.loads(file.read_text(encoding="utf-8"))["suites"]
+    head = ["project", "tests that pass", "regions on the card", "judged", "growing in use"]
+    lines = [[*head, "accused of a growing reserve"], ["---", *["---:"] * 5]]
+    for row in found:
+        counts = ("on_the_card", "with_enough_batches", "in_use_grows")
+        cells = [f"{row['passed']} of {row['tests']}", *(str(row[name]) for name in counts)]
+        accused = len(row["notes"]) + len(row["limit_breaks"])
+        lines.append([f"{row['suite']} {row['version']}", *cells, str(accused)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
