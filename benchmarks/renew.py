@@ -97,7 +97,8 @@ TABLES = {
     ),
     "suites' reserve": Table(
         "reserve-suites-torch-{torch}.json",
-        ("pytest_cka_memory/measure", *DEVICE), "reserve_suites.py", ("--device", "emulate:cuda:a100"),
+        ("pytest_cka_memory/measure", *DEVICE), "reserve_suites.py",
+        ("--device", "emulate:cuda:a100"),
         minutes=15, needs="the suites, and what their tests import",
     ),
     "soak": Table(
