@@ -18,6 +18,7 @@ import law_tables
 import ranks_tables
 import real_cards_tables
 import scripts_tables
+import snapshot_tables
 import values_tables
 from processes import Row
 from side_by_side_published import PUBLISHED
@@ -236,9 +237,11 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "real-cards.md": real_cards_tables.TABLES,
     DOCS / "explanation" / "trust.md": {
         "leaks": leaks,
+        "suites' reserve": snapshot_tables.suites,
         "versions": versions,
         "skipped, by version": skips,
     },
+    DOCS / "how-to" / "snapshots.md": {"recordings": snapshot_tables.recordings},
     DOCS / "how-to" / "laws.md": {"laws": law_tables.laws},
     DOCS / "explanation" / "values.md": {
         "suites": values_tables.suites,

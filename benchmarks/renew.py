@@ -60,6 +60,11 @@ TABLES = {
         "replay-settings-torch-{torch}.json",
         ("pytest_cka_memory/snapshots", *DEVICE), "replay_settings.py", minutes=3,
     ),
+    "recordings": Table(
+        "recordings-torch-{torch}.json",
+        ("pytest_cka_memory/snapshots", *DEVICE), "replay_recordings.py",
+        minutes=6, needs="a folder of recordings; those of other people are not in this repository",
+    ),
     "logs": Table(
         "log-size-torch-{torch}.json",
         ("pytest_cka_memory/plugin", "pytest_cka_memory/reports"), "log_size.py",
@@ -89,6 +94,12 @@ TABLES = {
         "other-suites-amd-epyc-torch-{torch}.json",
         ("pytest_cka_memory/plugin", *COUNTER), "other_suites.py",
         minutes=15, needs="--repeat N and the suites; caches that an earlier run has filled",
+    ),
+    "suites' reserve": Table(
+        "reserve-suites-torch-{torch}.json",
+        ("pytest_cka_memory/measure", *DEVICE), "reserve_suites.py",
+        ("--device", "emulate:cuda:a100"),
+        minutes=15, needs="the suites, and what their tests import",
     ),
     "soak": Table(
         "soak-torch-{torch}.json", COUNTER, "soak.py", needs="OMP_NUM_THREADS=1 on a busy machine"

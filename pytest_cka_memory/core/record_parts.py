@@ -17,8 +17,9 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import POOLS_ADVICE, DrawnSegment, ReservePart
 
 UNEXPLAINED = (
-    "the allocator reserved more than was in use at once, and this device has no snapshot that "
-    "says why: free blocks may be too small for what was requested"
+    "the allocator reserved more than was in use at once, and why is not known: this device has no "
+    "snapshot, or all was released before anything looked at it; free blocks may be too small for "
+    "what was requested"
 )
 """The advice on a reserve of which it is not known what it consists of."""
 
@@ -78,7 +79,8 @@ class ReserveFigures:
     """What the reserve consisted of, by pool and stream, if a limit on it broke or the device ran
     out of memory."""
     reserve_moment: str = ""
-    """When that was: ``at the end``, ``after batch 12``, ``after cleaning``, ``out of memory``."""
+    """When that was: ``at the end``, ``after batch 12``, ``before the cache was emptied``,
+    ``after cleaning``, ``out of memory``."""
     reserve_kept_by: tuple[Holding, ...] = ()
     """The blocks in use that lay beside free memory, which could not be released for that reason;
     their ``keeps_bytes`` say how much, the most first."""

@@ -21,6 +21,8 @@ PoolId = tuple[int, ...]
 """Of one of the allocator's pools, as ``torch.cuda.CUDAGraph.pool`` returns it."""
 NO_POOL: PoolId = (0, 0)
 """What every allocation is taken from that belongs to no graph and no ``MemPool``."""
+MOST_DESCRIBED = 50_000
+"""If more blocks lie beside free memory, only those beside the most are described."""
 SMALL_PAGE, LARGE_PAGE = 2 * MB, 20 * MB
 """Pages of expandable segments with blocks of at most 1 MB, and of the others."""
 _LARGE_SEGMENT = re.compile(r"large_segment_size_mb:(\d+)")

@@ -5,12 +5,14 @@ Garbage in reference cycles is counted without collecting it (`Census`) and desc
 """
 
 import gc
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage, Peaks
@@ -323,6 +325,22 @@ class FoundGarbage(Addition):
 
 _EARLY_BATCHES = 2
 """After so many batches it is noted what is live, to find later what is rebuilt larger."""
+
+
+def explains_host(
+    figures: Collection[str], survivors: Iterable[Allocation], ends: Sequence[int]
+) -> bool:
+    """Whether to search for what holds tensors on the host, which takes a while.
+
+    Args:
+        figures: those to explain.
+        survivors: what is live on the host.
+        ends: the serial numbers at which batches have ended.
+    """
+    if set(figures) - {GROWTH_ON_HOST}:
+        return True
+    batches = {bisect_left(ends, allocation.serial) for allocation in survivors}
+    return GROWTH_ON_HOST in figures and bool(ends) and len(batches) > 1
 
 
 class GrowthEvidence:

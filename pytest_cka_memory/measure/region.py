@@ -1,6 +1,5 @@
 """The user's handle to a region: while it is open, and to its figures afterwards."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
 from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
-from pytest_cka_memory.core.growth import GROWTH_ON_HOST, Sample
+from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.batches import BatchSamples
@@ -20,6 +19,7 @@ from pytest_cka_memory.measure.evidence import (
     GrowthEvidence,
     Notifier,
     census_of,
+    explains_host,
 )
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
@@ -76,6 +76,7 @@ class Region(WithRecording, FigureAttributes):
         """Returns what was allocated in the region and is live."""
         self._growth = GrowthEvidence(self._allocations)
         self._reserve = ReserveEvidence(meter, self._allocations)
+        self._end_watching = meter.before_releases(self._look_before_release)
         self._additions: Sequence[Addition] = ()
         if also:  # most regions ask for none, so these are not imported with this module
             from pytest_cka_memory.measure import additions
@@ -218,6 +219,10 @@ class Region(WithRecording, FigureAttributes):
         if self._reserve.is_due(self._samples.reserved_bytes):
             self._look_at_reserve(f"after batch {ended}")
 
+    def _look_before_release(self) -> None:
+        if self._explainer is not None and self._reserve.is_highest():
+            self._look_at_reserve("before the cache was emptied")
+
     def _look_at_reserve(self, moment: str) -> None:
         if self._explainer is None:
             return
@@ -238,6 +243,7 @@ class Region(WithRecording, FigureAttributes):
         first_run_retained_bytes: int | None = None,
         error: BaseException | None = None,
     ) -> None:
+        self._end_watching()
         self._samples.finish()  # first: cleaning frees what its last census counts
         self._before_reading()
         thorough = self._is_thorough()
@@ -330,18 +336,11 @@ class Region(WithRecording, FigureAttributes):
             if "reserved_increase_bytes" in figures:
                 at_peak += tuple(meter.reserved_by_graphs())
             record = replace(record, at_peak=at_peak)
-        if record.host_retained_bytes and self._explains_host(figures):
+        serials = self._samples.serials
+        if record.host_retained_bytes and explains_host(figures, self._host_survivors, serials):
             host_retained = self._holdings(self._host_survivors, error)
             record = replace(record, host_retained=host_retained)
         return record
-
-    def _explains_host(self, figures: Collection[str]) -> bool:
-        """Whether to search for what holds tensors on the host, which takes a while."""
-        if set(figures) - {GROWTH_ON_HOST}:
-            return True
-        serials = (allocation.serial for allocation in self._host_survivors)
-        batches = {bisect_left(self._samples.serials, serial) for serial in serials}
-        return GROWTH_ON_HOST in figures and bool(self._samples.serials) and len(batches) > 1
 
     def _explain_comparison(self, error: BaseException) -> Collection[str]:
         """Explain the figures that the user has read and that are not 0; return their names.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.reserve import DrawnSegment, ReserveState
+from pytest_cka_memory.core.reserve import MOST_DESCRIBED, DrawnSegment, ReserveState
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters.base import Meter, Peaks
@@ -17,8 +17,6 @@ from pytest_cka_memory.meters.base import Meter, Peaks
 _RISE = 1.1
 """The reserve is explained again when it has risen by a tenth, so all searches take the time of the
 last few."""
-_MOST_BLOCKS = 50_000
-"""More blocks beside free memory are not described, but those beside the most."""
 OUT_OF_MEMORY = "out of memory"
 """The moment of a refused allocation."""
 _FIGURES = {"reserved_increase_bytes", "reserved_growth_bytes_per_batch"}
@@ -50,7 +48,7 @@ class ReserveEvidence:
         refused = meter.refused()
         self._refused_before = 0 if refused is None else refused.number
         self._checked_bytes = 0
-        self._explained_bytes = -1
+        self._explained_bytes = 0
         self.fields: dict[str, Any] = {}
         """Fields of the region's record."""
 
@@ -64,6 +62,14 @@ class ReserveEvidence:
             return False
         self._checked_bytes = reserved_bytes
         return True
+
+    def is_highest(self) -> bool:
+        """Whether the reserve is so much higher than where it was explained that it is worth that.
+
+        Unlike :meth:`is_due`, for a moment after which it cannot be explained any more.
+        """
+        reserved_bytes = self._meter.read().reserved_bytes
+        return bool(reserved_bytes and reserved_bytes >= _RISE * self._explained_bytes)
 
     def has_risen(self, start_bytes: int | None, peaks: Peaks) -> bool:
         """Whether the reserve was higher in the region than at its start."""
@@ -117,8 +123,8 @@ class ReserveEvidence:
 
     def _note(self, state: ReserveState, moment: str, search: Search) -> None:
         blocks: set[int] = set()
-        for place in nlargest(_MOST_BLOCKS, state.partly_used, key=lambda it: it.free_bytes):
-            if len(blocks) > _MOST_BLOCKS:
+        for place in nlargest(MOST_DESCRIBED, state.partly_used, key=lambda it: it.free_bytes):
+            if len(blocks) > MOST_DESCRIBED:
                 break
             blocks.update(place.blocks)
         shown = {block.address for segment in state.drawn for block in segment.blocks} | blocks

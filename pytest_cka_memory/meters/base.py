@@ -381,6 +381,13 @@ class Meter(AllocationCounts):
         """Call `call` after each capture of a graph; return a function that ends this."""
         return lambda: None
 
+    def before_releases(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Call `call`, a method, before the program empties the cache; return what ends this.
+
+        The object of the method is not kept for it.
+        """
+        return lambda: None
+
     def reserve(self) -> ReserveState | None:
         """Return what the reserve consists of; None if the device has no snapshot of it."""
         return None

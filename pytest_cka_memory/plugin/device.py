@@ -163,7 +163,9 @@ def snapshot_line(settings: "Settings", nodeid: str, probe: "MemoryProbe") -> st
     """Write the allocator's history of a failed test; return text about it, empty if there is none.
 
     It is written if there is a folder for snapshots. If memory was missing and the program itself
-    records the history, it is written beside the report, if there is one.
+    records the history, it is written beside the report, if there is one. Without a history there
+    is nothing to write: the tensors of the test are freed by now, and what was reserved when memory
+    was missing is in the failure's message, with the lines and holders that no snapshot has.
 
     Args:
         settings: of the session.

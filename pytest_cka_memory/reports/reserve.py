@@ -5,13 +5,26 @@ from collections.abc import Iterator, Sequence
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import Refusal
-from pytest_cka_memory.core.reserve import ReservePart, reserve_advice, reserve_lines, total_of
+from pytest_cka_memory.core.reserve import (
+    MOST_DESCRIBED,
+    ReservePart,
+    reserve_advice,
+    reserve_lines,
+    total_of,
+)
 from pytest_cka_memory.reports.fitting import wrapped
 from pytest_cka_memory.units import counted, format_with_unit
 
 _MOST_KEEPERS = 3
 _LEAST_SHARE = 0.01
 """Blocks that keep less than this share of the reserve are not worth a line."""
+_MOSTLY = 0.9
+"""Of the highest reserve. What is explained at less says little about it."""
+UNSEEN = (
+    "it was released before anything looked at it: call region.batch_done() while it is high, "
+    "and it is explained there"
+)
+"""The advice if the reserve was only explained when most of it had been released."""
 
 
 def explanation(record: RegionRecord, width: int) -> Iterator[str]:
@@ -26,9 +39,22 @@ def explanation(record: RegionRecord, width: int) -> Iterator[str]:
     for line in others:
         yield from wrapped(line, width, "    ")
     yield from _keepers(record, width)
+    if _is_of_another_moment(record):
+        highest = format_with_unit(record.reserved_peak_bytes or 0)
+        lower = f"the highest reserve was {highest}, at another moment, of which nothing is known"
+        yield from wrapped(lower, width, "  ")
+        yield from wrapped(f"what to do: {UNSEEN}", width, "  ")
+        return
     advice = reserve_advice(record.reserve, has_limit=record.refusal is None)
     if advice and (record.refusal is None or would_fit(record.refusal, record.reserve)):
         yield from wrapped(f"what to do: {advice}", width, "  ")
+
+
+def _is_of_another_moment(record: RegionRecord) -> bool:
+    """Whether the reserve was much higher than where it was explained: something released it."""
+    explained_bytes = total_of(record.reserve).reserved_bytes
+    highest_bytes = record.reserved_peak_bytes or 0
+    return record.refusal is None and explained_bytes < _MOSTLY * highest_bytes
 
 
 def _keepers(record: RegionRecord, width: int) -> Iterator[str]:
@@ -39,6 +65,11 @@ def _keepers(record: RegionRecord, width: int) -> Iterator[str]:
         yield from wrapped(keeper_line(holding), width, "  ")
     if len(keepers) > _MOST_KEEPERS:
         yield f"  and {counted(len(keepers) - _MOST_KEEPERS, 'other group')} beside free memory"
+    found = record.reserve_kept_by
+    rest_bytes = total_of(record.reserve).free_part_bytes - sum(it.keeps_bytes or 0 for it in found)
+    if rest_bytes > least and sum(it.count for it in found) >= MOST_DESCRIBED:
+        rest = format_with_unit(rest_bytes)
+        yield from wrapped(f"and more blocks beside the other {rest}, not described", width, "  ")
 
 
 def keeper_line(holding: Holding) -> str:

@@ -131,6 +131,8 @@ def _timeline(read: Read) -> str:
     if not pictures:
         return ""
     parts = {
+        "CHOICE": "Device",
+        "WHAT": "recording",
         "MORE": "",
         "DATA": template.embedded(pictures),
         "SCRIPT": template.text_of("timeline.js").replace(*_BEFORE),

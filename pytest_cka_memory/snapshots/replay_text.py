@@ -8,7 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.snapshots import replays, unpickling
 from pytest_cka_memory.snapshots.lines import Lines
+from pytest_cka_memory.snapshots.replays import Exactness
 from pytest_cka_memory.snapshots.trials import Trial, Trials
 from pytest_cka_memory.units import MB, counted
 
@@ -81,6 +83,7 @@ def _exactness(found: Trials) -> Iterator[str]:
             f"{exact.differing:,} of {counted(exact.allocations, 'allocation')}, by at most "
             f"{exact.largest_bytes:,} bytes; first at event {exact.first_event:,}"
         )
+        yield from _cause(found, exact)
     else:
         yield (
             f"under its own settings the reserve is the recorded one after each of "
@@ -89,6 +92,22 @@ def _exactness(found: Trials) -> Iterator[str]:
         )
     if begin.lost_blocks:
         yield f"{counted(begin.lost_blocks, 'event')} of the recording contradict each other"
+
+
+def _cause(found: Trials, exact: Exactness) -> Iterator[str]:
+    """Yield a line on what may make a replay differ from its recording, if something is known."""
+    if any(site.flags & unpickling.IN_TORCH_NPU for site in found.snapshot.sites):
+        yield "cause: torch_npu has recorded it on an Ascend NPU; its allocator is another one"
+        return
+    if exact.wrong_segments or exact.start_difference_bytes:
+        return
+    lower, count = replays.segments_below(found.device)
+    if lower:
+        yield (
+            f"likely cause: the recorded card gave {lower:,} of {counted(count, 'new segment')} an "
+            "address below the one before, the emulated card gives each one above; of free blocks "
+            "of one size, the allocator takes that at the lowest address"
+        )
 
 
 def _table(found: Trials) -> Iterator[str]:

@@ -11,13 +11,14 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from emulated_cuda import replaying
 from emulated_cuda.packing import packed, unpacked
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.snapshots.reading import ALLOC, Device
+from pytest_cka_memory.snapshots.reading import ALLOC, SEGMENT_ALLOC, Device
 from pytest_cka_memory.snapshots.request_list import Requests, layout_of, recorded_reserve
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
@@ -229,6 +230,13 @@ def exactness(request_list: Requests, device: Device, replayed: Replayed) -> Exa
         first_replayed_bytes=replayed_then,
         largest_bytes=largest,
     )
+
+
+def segments_below(device: Device) -> tuple[int, int]:
+    """Return how many segments of a recording lie below the one before, and how many there are."""
+    rows = zip(device.actions, device.addresses, strict=True)
+    made = [address for action, address in rows if action == SEGMENT_ALLOC]
+    return sum(later < earlier for earlier, later in pairwise(made)), len(made)
 
 
 def _level_before(replayed: Replayed, request: int) -> int:

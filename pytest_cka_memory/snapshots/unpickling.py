@@ -28,6 +28,7 @@ ACTIONS = (
 STATES = ("inactive", "active_allocated", "active_pending_free", "active_awaiting_free")
 """States of a block; the last is the name of the third in older versions of torch."""
 IN_OPTIMIZER, IN_BACKWARD, IN_MODULE, IN_CONVERSION, IN_EMPTY_CACHE, IN_GRAPH = 1, 2, 4, 8, 16, 32
+IN_TORCH_NPU = 64
 """Flags of a site: which functions of torch its stack has."""
 MOST_EVENTS = 20_000_000
 MOST_BLOCKS = 20_000_000
@@ -168,6 +169,8 @@ class _Sites:
 
 
 def _flags(file: str, name: str) -> int:
+    if "/torch_npu/" in file:
+        return IN_TORCH_NPU
     if "torch/optim/" in file:
         return IN_OPTIMIZER
     if "torch/autograd/" in file and "function.py" not in file:

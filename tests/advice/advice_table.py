@@ -59,8 +59,9 @@ COMMANDS = {
     "torch._C._cuda_clearCublasWorkspaces() frees it": "torch 2.15 keeps none",
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card": "the emulated device has no other processes",
-    "the allocator reserved more than was in use at once, and this device has no snapshot that "
-    "says why: free blocks may be too small for what was requested": "each device here has one",
+    "the allocator reserved more than was in use at once, and why is not known: this device has no "
+    "snapshot, or all was released before anything looked at it; free blocks may be too small for "
+    "what was requested": "each device here has one",
     "blocks that were used on another stream (record_stream) wait for it: synchronize before they "
     "are needed again, or allocate them on the stream that uses them": (
         "the emulated device finishes all work at once"

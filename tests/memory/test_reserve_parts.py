@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import (
     NO_POOL,
     DrawnBlock,
@@ -15,6 +16,7 @@ from pytest_cka_memory.core.reserve import (
     total_of,
 )
 from pytest_cka_memory.reports.html import stacks
+from pytest_cka_memory.reports.reserve import explanation
 
 MB = 2**20
 SPLIT = {"max_split_size": 128 * MB}
@@ -194,3 +196,31 @@ def test_page_draws_a_bar_for_each_segment_and_names_the_lines():
     assert "<code>&lt;b&gt;.py:1</code>" in text
     assert RegionRecord.from_dict(record.to_dict()) == record
     assert list(stacks.segments(replace(record, reserve_segments=()))) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        pytest.param(
+            50_000, ["  and more blocks beside the other 220.00 MB, not described"], id="cut"
+        ),
+        pytest.param(49_999, [], id="all-described"),
+    ],
+)
+def test_message_says_that_not_all_blocks_are_described(count, expected):
+    """Of very many blocks beside free memory only those beside the most are described."""
+    state = explain_reserve([segment(("active_allocated", 733), ("inactive", 245))])
+    keeps = Holding(bytes=25 * MB, count=count, keeps_bytes=25 * MB)
+    record = RegionRecord(
+        label="",
+        completed=True,
+        start_bytes=0,
+        end_bytes=0,
+        peak_bytes=0,
+        retained_bytes=0,
+        reserve=state.parts,
+        reserve_moment="at the end",
+        reserve_kept_by=(keeps,),
+    )
+    lines = list(explanation(record, 100))
+    assert [line for line in lines if "not described" in line] == expected

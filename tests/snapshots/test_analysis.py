@@ -216,6 +216,11 @@ def test_page_has_the_timeline_and_the_segments(tmp_path):
     path, page = made.written(tmp_path, made.two_allocations()), tmp_path / "page.html"
     assert main(["snapshot", str(path), "--html", str(page)]) == OK
     text = page.read_text("utf-8")
+    assert "<label>Device <select" in text
+    assert ">Whole recording</button>" in text
+    assert "region" not in text.partition("<form id")[2].partition("</form>")[0].replace(
+        'id="tl-region"', ""
+    )
     assert "At most 30.0 MB in use, 30.0 MB reserved".lower() in text.lower()
     assert "20.0 of 20.0 MB in use" in text
     assert "0.0 of 10.0 MB in use" in text

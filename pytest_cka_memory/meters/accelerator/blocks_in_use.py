@@ -6,9 +6,11 @@ snapshot also has the frames of allocations.
 
 import ctypes
 import inspect
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +75,48 @@ def _noting_pool(make: Callable[..., Any]) -> Callable[..., Any]:
         _made_at[tuple(self.id)] = user_frames()
 
     return make_and_note
+
+
+_numbers = count()
+_before_releases: dict[int, weakref.WeakMethod[Callable[[], object]]] = {}
+
+
+def before_releases(call: Callable[[], object]) -> Callable[[], object]:
+    """Call `call`, a method, before the program empties the cache; return what ends this.
+
+    Its object is not kept for it. The allocator itself empties the cache when the card is full;
+    nobody is called before that.
+    """
+    number = next(_numbers)
+    _before_releases[number] = weakref.WeakMethod(
+        call, lambda _: _before_releases.pop(number, None)
+    )
+    return lambda: _before_releases.pop(number, None)
+
+
+class Releases(SharedPatches):
+    """Makes the calls of :func:`before_releases` for one type of device, while started."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        module = getattr(torch, device_type, None)
+        owners = (torch.accelerator, module, getattr(module, "memory", None))
+        self._owners = [owner for owner in owners if hasattr(owner, "empty_cache")]
+
+    def make_patches(self) -> Iterator[Patch]:
+        for owner in self._owners:
+            yield self.patch(owner, "empty_cache", _looking_first)
+
+
+def _looking_first(empty_cache: Callable[..., Any]) -> Callable[..., Any]:
+    def look_and_empty(*args: Any, **kwargs: Any) -> Any:
+        for method in list(_before_releases.values()):
+            call = method()
+            if call is not None:
+                call()
+        return empty_cache(*args, **kwargs)
+
+    return look_and_empty
 
 
 def owner_of(pool: PoolId) -> str | None:

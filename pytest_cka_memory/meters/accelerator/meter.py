@@ -30,6 +30,7 @@ from pytest_cka_memory.meters.base import (
 )
 from pytest_cka_memory.meters.collector import without_collections
 from pytest_cka_memory.meters.conditions import of_accelerator
+from pytest_cka_memory.meters.patching import JoinedPatches
 
 
 def reserve_of(device: torch.device) -> ReserveState | None:
@@ -113,7 +114,9 @@ class AcceleratorMeter(Meter):
         self.device_name = device_name(device)
         self._drop_workspaces = torch_private.workspace_dropper(device.type)
         self._history = AllocatorHistory(device.type)
-        self._captures = blocks_in_use.Captures()
+        self._patches_of_pools = JoinedPatches(
+            blocks_in_use.Captures(), blocks_in_use.Releases(device.type)
+        )
         self._refusals = refusals_of(device.type)
         self.name = "PyTorch's caching allocator"
         if not stats.all().get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
@@ -138,10 +141,10 @@ class AcceleratorMeter(Meter):
         self.stop_for(self)
 
     def start_for(self, user: object) -> None:
-        self._captures.start(user)
+        self._patches_of_pools.start(user)
 
     def stop_for(self, user: object) -> None:
-        self._captures.stop(user)
+        self._patches_of_pools.stop(user)
 
     @abstractmethod
     def levels(self) -> Levels:
@@ -217,6 +220,9 @@ class AcceleratorMeter(Meter):
 
     def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
         return blocks_in_use.after_captures(call)
+
+    def before_releases(self, call: Callable[[], object]) -> Callable[[], object]:
+        return blocks_in_use.before_releases(call)
 
     def reserve(self) -> ReserveState | None:
         return reserve_of(self._device)

@@ -309,6 +309,8 @@ def timeline_section(report: Report) -> str:
         else ""
     )
     parts = {
+        "CHOICE": "Region",
+        "WHAT": "region",
         "MORE": more,
         "DATA": template.embedded([_picture(result, device) for result in chosen]),
         "SCRIPT": template.text_of("timeline.js"),
