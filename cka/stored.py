@@ -27,10 +27,11 @@ from cka.errors import CKAWarning, InputError, SettingError
 from cka.functional.kernels import Kernel, flattened, linear_gram, resolve_kernel
 from cka.result import CKAResult
 from cka.running.estimators import Estimator, Measurement, Minibatch, check_settings
+from cka.running.lockstep import Lockstep
 from cka.running.messages import named_warnings
-from cka.running.model_runner import Rows
 from cka.running.placement import eager, evaluation_mode, layer_by_layer
 from cka.running.progress import Progress
+from cka.running.rows import Rows
 from cka.running.run import Resamples, Run
 
 _SCHEMA = "cka-features/1"
@@ -195,7 +196,7 @@ class _Saving(CKA):
             stack.enter_context(layer_by_layer())
             stack.enter_context(evaluation_mode([model.module]))
             estimator: Estimator = writer
-            (runner,) = self._make_runners([model], 1, estimator, stack)
+            (runner,) = self._make_runners([model], 1, estimator, Lockstep([]), stack)
             stack.callback(writer.clear)
             bar = stack.enter_context(Progress(None, shown=progress))
             for (batch,) in batch_tuples((loader,), 1, self._inputs.counting):
