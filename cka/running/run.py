@@ -17,7 +17,7 @@ from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
 from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
 from cka.functional.neighbours import Measure, kinds_of
-from cka.functional.precision import sum_dtype
+from cka.functional.precision import gram_dtype, sum_dtype
 from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
 from cka.functional.sums import (
     Sums,
@@ -214,7 +214,7 @@ class Run:
             self._skipped_sizes.append(counts[0])
             return
         first = records[0].values[0].parts[0]
-        self._result_dtype, self._device = first.dtype, first.device
+        self._result_dtype, self._device = gram_dtype(first.dtype), first.device
         self._estimator.add(
             [
                 BatchMeasurements(record.values, runner.rows.positions(record))
