@@ -6,11 +6,12 @@ from fractions import Fraction
 from functools import cached_property
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
-from pytest_cka_memory.errors import LimitError
+from pytest_cka_memory.errors import LimitError, RegionError
 from pytest_cka_memory.laws.fitting import Fitted, Piece
+from pytest_cka_memory.laws.largest import Largest, Limited, Search, highest
 from pytest_cka_memory.laws.polynomials import (
     Exponents,
     Point,
@@ -32,7 +33,21 @@ _LARGE_ROUNDING = MB + _SMALL_ROUNDING
 """The same of a block that it takes from a larger free one: up to 1 MB is not split off."""
 _GROWTHS = ("bounded", "linear", "quadratic")
 _LEAST_RISES = 3
-_MOST_LARGEST = 2**40
+
+
+class LimitedRuns(Protocol):
+    """Runs a step with the memory of a smaller card."""
+
+    def reason(self, limit_bytes: int, *, anyway: bool) -> str:
+        """Return why it does not run with so much memory; empty if it does.
+
+        Args:
+            limit_bytes: what the allocator may reserve.
+            anyway: whether to run it also if that takes long.
+        """
+
+    def run(self, point: Point, limit_bytes: int) -> Limited:
+        """Run the step at some sizes with so much memory."""
 
 
 class Law:
@@ -46,6 +61,7 @@ class Law:
         runs: how often the step ran.
         rounds: whether the allocator's blocks are larger than what is requested.
         measure: runs the step at other sizes.
+        limited: runs it with less memory.
     """
 
     def __init__(
@@ -58,9 +74,11 @@ class Law:
         runs: int = 0,
         rounds: bool = False,
         measure: Callable[[Point], Sample] | None = None,
+        limited: "LimitedRuns | None" = None,
     ) -> None:
         self._fitted, self.figure, self.device, self.runs = fitted, figure, device, runs
         self.start_bytes, self._rounds, self._measure = start_bytes, rounds, measure
+        self._limited = limited
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,43 +204,68 @@ class Law:
         )
 
     def largest(
-        self, name: str, *, card: str | None = None, memory: object = None, **sizes: int
-    ) -> int:
-        """Return the largest value of one size for which the peak fits a card.
+        self,
+        name: str,
+        *,
+        card: str | None = None,
+        memory: object = None,
+        verify: bool | None = None,
+        **sizes: int,
+    ) -> Largest:
+        """Return the largest value of one size for which the step fits a card.
 
-        The step is not run. The peak is taken in blocks of the allocator, at most; fragmentation of
-        its reserve does not count.
+        The law says where to look: its peak counts in blocks of the allocator, at most. Then the
+        step runs there with the memory of the card, because the reserve is larger than the peak if
+        free blocks cannot be used, and the value is corrected until it ran and the next one did
+        not. On an emulated card without values a run takes a fraction of a second.
 
         Args:
             name: of the size.
             card: the name of a card, such as ``"h100"``; the memory of its context is subtracted.
             memory: instead of it MB (2**20 bytes), or a text such as ``"24 GiB"``.
+            verify: whether to run the step. By default it runs if that is cheap and possible: on
+                an emulated card without values and on a GPU, if it has as much memory.
             **sizes: a value for each other size of the law.
 
         Returns:
-            The largest value; 0 if 1 does not fit.
+            The largest value, an ``int`` whose attributes ``is_verified`` and ``how`` say how it is
+            known; 0 if 1 does not fit.
 
         Raises:
             LimitError: if there is neither a card nor `memory`, or both, or the card is not known.
+            RegionError: if `verify` is True and the step cannot run with so much memory.
             ValueError: if a size is missing or unknown, or the peak does not grow with `name`.
         """
         limit = _limit_bytes(card, memory)
         self._check((name,), complete=False)
         self._point({**sizes, name: 1})
 
+        def at(value: int) -> Prediction:
+            return self.at(**{**sizes, name: value})
+
         def fits(value: int) -> bool:
-            found = self.at(**{**sizes, name: value})
+            found = at(value)
             return found.start_bytes + found.at_most_bytes <= limit
 
-        low, high = 0, 1
-        while fits(high):
-            low, high = high, 2 * high
-            if high > _MOST_LARGEST:
-                raise ValueError(f"the {self.figure} does not grow with {name!r}: every size fits")
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        grows = f"the {self.figure} does not grow with {name!r}: every size fits"
+        by_law = highest(fits, grows)
+        reason = "this law was not measured here" if self._limited is None else ""
+        if self._limited is not None and verify is not False:
+            reason = self._limited.reason(limit, anyway=verify is True)
+        if reason and verify:
+            raise RegionError(f"largest(verify=True): {reason}")
+        if reason or verify is False or self._limited is None:
+            why = reason or "verify=False"
+            return Largest.of(by_law, by_law, f"by the law alone, without a run: {why}")
+        bytes_at = highest(lambda value: at(value).peak_bytes <= limit, grows)
+        limited, of_card = self._limited, f"{limit / MB:,.0f} MB"
+        search = Search(
+            lambda value: limited.run(self._point({**sizes, name: value}), limit),
+            self._fitted.steps[self.names.index(name)],
+        )
+        return search.verified(
+            name, by_law, bytes_at + 1, f"the {of_card} of {card}" if card else of_card
+        )
 
     def measure(self, **sizes: int) -> int:
         """Run the step at some sizes and return the figure, to compare it with :meth:`at`.

@@ -10,14 +10,17 @@ from pytest_cka_memory.core.allocations import AllocationSite
 from pytest_cka_memory.core.memory_timeline import RecordedBlock
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws.fitting import fit
+from pytest_cka_memory.laws.largest import Limited
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
 from pytest_cka_memory.laws.samples import OLDER, Block, Moment, RecordedSample, Sample, Site
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_stack import RegionStack
+from pytest_cka_memory.meters.accelerator.emulated import computes_values
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
+from pytest_cka_memory.units import MB
 
 PEAK = "peak"
 RETAINED = "retained"
@@ -96,6 +99,12 @@ class Runner:
                 "larger card, e.g. emulate:cuda:h100,values=off"
             ) from error
 
+    def repeat(self, point: Point) -> None:
+        """Run twice without a sample: the second run finds what the first has kept."""
+        for _ in range(2):
+            self.facts.runs += 1
+            self._call(point)
+
     def sizes(self, point: Point) -> dict[str, int]:
         """Return the arguments of a point by name."""
         return dict(zip(self._names, point, strict=True))
@@ -153,6 +162,61 @@ class Runner:
         if blocks is not None:
             return RecordedSample(point, blocks)
         return Sample(point, closed.end.peak_bytes - region.start.allocated_bytes)
+
+
+class LimitedRuns:
+    """Runs a step on a GPU or emulated card whose allocator may reserve less than the card has."""
+
+    def __init__(self, stack: RegionStack, runner: Runner, least: Point) -> None:
+        self._stack, self._runner, self._least = stack, runner, least
+
+    def reason(self, limit_bytes: int, *, anyway: bool) -> str:
+        """Return why the step does not run with so much memory; empty if it does."""
+        device = self._stack.meter.torch_device
+        if not device.startswith("cuda"):
+            return (
+                f"the law was measured on {self._stack.meter.device}, which cannot be limited to "
+                "the memory of a card; measure emulate:cuda:h100,values=off"
+            )
+        import torch
+
+        total = torch.cuda.mem_get_info(device)[1]
+        if limit_bytes > total:
+            return (
+                f"{self._stack.meter.device} has {total / MB:,.0f} MB; measure a card with as much "
+                "memory, e.g. emulate:cuda:h200,values=off"
+            )
+        if not anyway and "emulated" in self._stack.meter.name and computes_values():
+            return (
+                "the emulated card computes values, so a run of that size takes long; measure "
+                "emulate:cuda:h100,values=off, or pass verify=True"
+            )
+        return ""
+
+    def run(self, point: Point, limit_bytes: int) -> Limited:
+        """Run the step at some sizes with so much memory."""
+        import torch
+
+        device = self._stack.meter.torch_device
+        total = torch.cuda.mem_get_info(device)[1]
+        region = self._stack.open(thorough=True)
+        fits = True
+        # The limit counts what was reserved before, which stays so.
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (limit_bytes + 0.5) / total), device)
+        try:
+            self._runner.repeat(point)
+        except Exception as error:
+            if not is_out_of_memory(error, device):
+                raise
+            fits = False
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+            reserved = region.peaks.read().peak_reserved_bytes or 0
+            with self._stack.closing(region, thorough=True):
+                pass
+        if not fits:  # gradients may be left, which the next run would have beside its own
+            self._runner.repeat(self._least)
+        return Limited(fits, reserved)
 
 
 class Recorder:
@@ -311,6 +375,7 @@ def find_law(
         runs=facts.runs,
         rounds=facts.rounds,
         measure=partial(_once, runner),
+        limited=LimitedRuns(stack, runner, fitted.samples[0].point),
     )
 
 

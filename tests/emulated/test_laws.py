@@ -19,7 +19,23 @@ def step(batch, seq):
     optimizer.zero_grad()
 
 law = probe.law(step, batch=(1, 2, 4), seq=(128, 256, 512))
-largest = law.largest("batch", card="a100", seq=8192)
+largest = law.largest("batch", card="t4", seq=8192)
+limit = law.largest.__globals__["_limit_bytes"]("t4", None)
+
+def fits(batch):
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((limit + 0.5) / total)
+    try:
+        step(batch, 8192)
+        step(batch, 8192)
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        optimizer.zero_grad()
+    return True
+
 torch.cuda.reset_peak_memory_stats()
 step(32, 4096)
 stats = torch.cuda.memory_stats()
@@ -28,7 +44,10 @@ print(json.dumps({
     "predicted": law.at(batch=64, seq=8192).requested_bytes,
     "safe": law.at(batch=64, seq=8192).is_safe,
     "measured": law.measure(batch=64, seq=8192),
-    "largest": largest, "bound": law.at(batch=largest, seq=8192).at_most_bytes,
+    "largest": [largest, largest.by_law, largest.reserved_bytes], "how": largest.how,
+    "runs_alone": [fits(largest), fits(largest + 1)],
+    "by_law": law.largest("batch", card="t4", seq=8192, verify=False).how,
+    "larger": law.largest("batch", card="h200", seq=8192).how,
     "level": law.at(batch=32, seq=4096).peak_bytes,
     "level_at_most": law.start_bytes + law.at(batch=32, seq=4096).at_most_bytes,
     "torch": stats["requested_bytes.all.peak"],
@@ -53,6 +72,12 @@ def test_law_predicts_requested_bytes_of_a_card(python, tmp_path: Path) -> None:
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.1)
     assert found["torch"] == pytest.approx(found["level"], rel=0.1)
     assert found["torch_blocks"] <= found["level_at_most"]
-    assert found["largest"] > 1
-    assert found["bound"] < 80 * 2**30
+    largest, by_law, reserved = found["largest"]
+    assert 1 < largest != by_law, "the reserve has free blocks that no tensor fits in"
+    assert reserved <= 15 * 2**30
+    assert f"batch={largest:,} ran in the" in found["how"]
+    assert f"batch={largest + 1:,} ran out of memory" in found["how"]
+    assert found["runs_alone"] == [True, False]
+    assert found["by_law"] == "by the law alone, without a run: verify=False"
+    assert "measure a card with as much memory" in found["larger"]
     assert any("train.py:10 in step: layer(" in line for line in found["lines"])
