@@ -396,10 +396,8 @@ class SimultaneousRuns:
         runs: Sequence[Run],
         lockstep: Lockstep,
     ) -> None:
-        self._runners = runners
-        self._pairs = pairs
-        self._runs = runs
-        self._lockstep = lockstep
+        self._runners, self._lockstep = runners, lockstep
+        self._pairs, self._runs = pairs, runs
 
     def add(self, current: Batches) -> None:
         """Run one batch, or one for each model; skip it if it has too few samples.
@@ -410,7 +408,7 @@ class SimultaneousRuns:
                 dimension.
         """
         batches = current.batches
-        # A list, so that every run notes the size for its warning; any() would stop at the first.
+        # A list, so that every run notes the size; any() would stop at the first.
         skipped = [run.skips(batches[0]) for run in self._runs] if current.is_own else [True]
         if any(skipped):
             if self._lockstep.is_needed:

@@ -172,21 +172,19 @@ class LimitedRuns:
 
     def reason(self, limit_bytes: int, *, anyway: bool) -> str:
         """Return why the step does not run with so much memory; empty if it does."""
-        device = self._stack.meter.torch_device
-        if not device.startswith("cuda"):
+        meter = self._stack.meter
+        total = meter.total_bytes()
+        if total is None:
             return (
-                f"the law was measured on {self._stack.meter.device}, which cannot be limited to "
-                "the memory of a card; measure emulate:cuda:h100,values=off"
+                f"the law was measured on {meter.device}, which cannot be limited to the memory of "
+                "a card; measure emulate:cuda:h100,values=off"
             )
-        import torch
-
-        total = torch.cuda.mem_get_info(device)[1]
         if limit_bytes > total:
             return (
-                f"{self._stack.meter.device} has {total / MB:,.0f} MB; measure a card with as much "
-                "memory, e.g. emulate:cuda:h200,values=off"
+                f"{meter.device} has {total / MB:,.0f} MB; measure a card with as much memory, "
+                "e.g. emulate:cuda:h100-nvl,values=off"
             )
-        if not anyway and "emulated" in self._stack.meter.name and computes_values():
+        if not anyway and "emulated" in meter.name and computes_values():
             return (
                 "the emulated card computes values, so a run of that size takes long; measure "
                 "emulate:cuda:h100,values=off, or pass verify=True"
@@ -195,23 +193,18 @@ class LimitedRuns:
 
     def run(self, point: Point, limit_bytes: int) -> Limited:
         """Run the step at some sizes with so much memory."""
-        import torch
-
-        device = self._stack.meter.torch_device
-        total = torch.cuda.mem_get_info(device)[1]
+        meter = self._stack.meter
         region = self._stack.open(thorough=True)
         fits = True
-        # The limit counts what was reserved before, which stays so.
-        torch.cuda.set_per_process_memory_fraction(min(1.0, (limit_bytes + 0.5) / total), device)
         try:
-            self._runner.repeat(point)
+            with meter.limited(limit_bytes):
+                self._runner.repeat(point)
         except Exception as error:
-            if not is_out_of_memory(error, device):
+            if not is_out_of_memory(error, meter.torch_device):
                 raise
             fits = False
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
-            reserved = region.peaks.read().peak_reserved_bytes or 0
+            reserved = region.peaks.peak_reserved() or 0
             with self._stack.closing(region, thorough=True):
                 pass
         if not fits:  # gradients may be left, which the next run would have beside its own

@@ -13,8 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
+from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly, is_users
 from pytest_cka_memory.repair.modules import calls_followed
-from pytest_cka_memory.repair.sites import Site, calling_site, calls_directly, is_users
 from pytest_cka_memory.repair.trials import replaced
 
 _IN_PLACE = (torch.nn.ReLU, torch.nn.SiLU, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.ReLU6)

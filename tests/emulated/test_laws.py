@@ -47,7 +47,7 @@ print(json.dumps({
     "largest": [largest, largest.by_law, largest.reserved_bytes], "how": largest.how,
     "runs_alone": [fits(largest), fits(largest + 1)],
     "by_law": law.largest("batch", card="t4", seq=8192, verify=False).how,
-    "larger": law.largest("batch", card="h200", seq=8192).how,
+    "larger": law.largest("batch", memory="200 GiB", seq=8192).how,
     "level": law.at(batch=32, seq=4096).peak_bytes,
     "level_at_most": law.start_bytes + law.at(batch=32, seq=4096).at_most_bytes,
     "torch": stats["requested_bytes.all.peak"],

@@ -1,5 +1,6 @@
-"""Cross-entropy over a large vocabulary, computed in parts."""
+"""Computed in parts: cross-entropy over a large vocabulary, and a batch as smaller ones."""
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,17 +8,23 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pytest_cka_memory.repair.changes.forwards import edits_of_roots, forward_of_roots
 from pytest_cka_memory.repair.edits import with_callee
-from pytest_cka_memory.repair.observation import Observed
+from pytest_cka_memory.repair.observation import Observed, Root
 from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal
-from pytest_cka_memory.repair.written import chunked_cross_entropy, text_of
+from pytest_cka_memory.repair.written import (
+    MicroBatches,
+    chunked_cross_entropy,
+    in_micro_batches,
+    text_of,
+)
 
 _LEAST_CLASSES = 1_000
 _PARTS = 8
 _USABLE = {"ignore_index", "label_smoothing"}
 
 
-def offers(observed: Observed) -> Iterator[Change | Refusal]:
+def offers_of_losses(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield the loss in parts, if it is over many classes."""
     large = [loss for loss in observed.losses if loss.classes >= _LEAST_CLASSES and loss.rows > 1]
     large = [loss for loss in large if loss.usable]
@@ -74,4 +81,48 @@ def _is_usable(args: Any, kwargs: Any) -> bool:
 @contextmanager
 def _trying(copied: Copied) -> Iterator[None]:
     with _InParts():
+        yield
+
+
+_COUNTS = (2, 4)
+
+
+def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield micro-batches for a model that returns its loss."""
+    roots = [root for root in observed.roots if root.has_gradients]
+    if len({root.kind for root in roots}) != 1 or observed.is_compiled:
+        return
+    if not all(root.returns_scalar and root.batch_size for root in roots):
+        return
+    sizes = {root.batch_size for root in roots}
+    name = "{} micro-batches"
+    if observed.batch_statistics:
+        because = f"{observed.batch_statistics} computes its statistics over the whole batch"
+        yield Refusal(name.format(2), because)
+        return
+    if observed.is_higher_order:
+        yield Refusal(name.format(2), "a graph is kept for another backward pass")
+        return
+    numbers = LAST_DIGITS
+    if observed.has_dropout:
+        numbers = "changes the numbers: dropout draws others"
+    for count in _COUNTS:
+        if all(size % count == 0 for size in sizes):
+            decorator = f"in_micro_batches({count})"
+            yield Change(
+                name.format(count),
+                "micro-batches",
+                functools.partial(_in_batches, roots, count),
+                numbers=numbers,
+                edits=edits_of_roots(
+                    roots, decorator, decorator, text_of(MicroBatches), text_of(in_micro_batches)
+                ),
+                advice="the same mean only if each part has as many targets (ignore_index)",
+                order=5,
+            )
+
+
+@contextmanager
+def _in_batches(roots: list[Root], count: int, copied: Copied) -> Iterator[None]:
+    with forward_of_roots(roots, in_micro_batches(count)):
         yield
