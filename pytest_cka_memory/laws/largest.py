@@ -1,7 +1,12 @@
 """The largest size that fits a card: what a law says, corrected by runs with that much memory."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES
+from pytest_cka_memory.errors import LimitError
+from pytest_cka_memory.laws.polynomials import Point
+from pytest_cka_memory.units import megabytes
 
 _MOST_RUNS = 14
 _MOST_LARGEST = 2**40
@@ -13,6 +18,21 @@ class Limited(NamedTuple):
     fits: bool
     reserved_bytes: int
     """The most that the allocator reserved; if it ran out of memory, until then."""
+
+
+class LimitedRuns(Protocol):
+    """Runs a step with the memory of a smaller card."""
+
+    def reason(self, limit_bytes: int, *, anyway: bool) -> str:
+        """Return why it does not run with so much memory; empty if it does.
+
+        Args:
+            limit_bytes: what the allocator may reserve.
+            anyway: whether to run it also if that takes long.
+        """
+
+    def run(self, point: Point, limit_bytes: int) -> Limited:
+        """Run the step at some sizes with so much memory."""
 
 
 class Largest(int):
@@ -36,6 +56,24 @@ class Largest(int):
         found.is_verified, found.reserved_bytes = reserved_bytes is not None, reserved_bytes
         found.by_law, found.how = by_law, how
         return found
+
+
+def limit_bytes(card: str | None, memory: object) -> int:
+    """Return what the allocator of a card can have, or an amount of memory.
+
+    Raises:
+        LimitError: if there is neither a card nor `memory`, or both, or the card is not known.
+    """
+    if (card is None) == (memory is None):
+        raise LimitError(
+            "largest() needs a card or an amount of memory; write e.g. "
+            "largest('batch', card='h100') or largest('batch', memory='24 GiB')"
+        )
+    if card is None:
+        return megabytes(memory)
+    if card not in CARDS:
+        raise LimitError(f"unknown card {card!r}; write one of {', '.join(CARDS)}")
+    return CARDS[card].total_bytes - CONTEXT_BYTES
 
 
 def highest(fits: Callable[[int], bool], unbounded: str) -> int:

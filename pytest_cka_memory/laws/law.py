@@ -6,12 +6,11 @@ from fractions import Fraction
 from functools import cached_property
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES
-from pytest_cka_memory.errors import LimitError, RegionError
+from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws.fitting import Fitted, Piece
-from pytest_cka_memory.laws.largest import Largest, Limited, Search, highest
+from pytest_cka_memory.laws.largest import Largest, LimitedRuns, Search, highest, limit_bytes
 from pytest_cka_memory.laws.polynomials import (
     Exponents,
     Point,
@@ -22,7 +21,7 @@ from pytest_cka_memory.laws.polynomials import (
 from pytest_cka_memory.laws.samples import WHOLE, Moment, Sample
 from pytest_cka_memory.laws.terms import UNKNOWN, Prediction, Term
 from pytest_cka_memory.laws.text import lines_of
-from pytest_cka_memory.units import MB, counted, megabytes
+from pytest_cka_memory.units import MB, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,21 +32,6 @@ _LARGE_ROUNDING = MB + _SMALL_ROUNDING
 """The same of a block that it takes from a larger free one: up to 1 MB is not split off."""
 _GROWTHS = ("bounded", "linear", "quadratic")
 _LEAST_RISES = 3
-
-
-class LimitedRuns(Protocol):
-    """Runs a step with the memory of a smaller card."""
-
-    def reason(self, limit_bytes: int, *, anyway: bool) -> str:
-        """Return why it does not run with so much memory; empty if it does.
-
-        Args:
-            limit_bytes: what the allocator may reserve.
-            anyway: whether to run it also if that takes long.
-        """
-
-    def run(self, point: Point, limit_bytes: int) -> Limited:
-        """Run the step at some sizes with so much memory."""
 
 
 class Law:
@@ -62,6 +46,7 @@ class Law:
         rounds: whether the allocator's blocks are larger than what is requested.
         measure: runs the step at other sizes.
         limited: runs it with less memory.
+        unknown_sizes: lines where sizes depend on values that were not computed.
     """
 
     def __init__(
@@ -74,11 +59,13 @@ class Law:
         runs: int = 0,
         rounds: bool = False,
         measure: Callable[[Point], Sample] | None = None,
-        limited: "LimitedRuns | None" = None,
+        limited: LimitedRuns | None = None,
+        unknown_sizes: Sequence[str] = (),
     ) -> None:
         self._fitted, self.figure, self.device, self.runs = fitted, figure, device, runs
         self.start_bytes, self._rounds, self._measure = start_bytes, rounds, measure
-        self._limited = limited
+        self._limited, self._unknown_sizes = limited, tuple(unknown_sizes)
+        self._later: dict[Point, Sample] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -171,25 +158,37 @@ class Law:
             size *= 2
         return [after - before for before, after in pairwise(levels)]
 
-    def at(self, **sizes: int) -> Prediction:
+    def at(self, *, measure: bool = False, **sizes: int) -> Prediction:
         """Return the figure at some sizes, and how it is known.
 
         Args:
+            measure: run the step there if the prediction has doubts: kernels of libraries may
+                switch at sizes that no law shows. On an emulated card without values that is quick.
             **sizes: a value for each size of the law.
 
         Raises:
-            ValueError: if a size is missing, unknown, or not a whole number, 1 or more.
+            RegionError: if the step is run and runs out of memory.
+            ValueError: if a size is missing, unknown, or not a whole number, 1 or more; or if the
+                law was read from a file, and the step is to be run.
         """
-        point, fitted = self._point(sizes), self._fitted
-        sample = next((it for it in fitted.samples if it.point == point), None)
+        point = self._point(sizes)
+        found = self._predicted(point)
+        if measure and found.status != "measured" and found.doubts:
+            self._later[point] = self._run(point)
+            found = self._predicted(point)
+        return found
+
+    def _predicted(self, point: Point) -> Prediction:
+        fitted = self._fitted
+        sample = next((it for it in fitted.samples if it.point == point), self._later.get(point))
         piece = fitted.piece_at(point)
         value = sample.value if sample is not None else fitted.value_at(point)
         largest = [max(it.point[index] for it in fitted.samples) for index in range(len(point))]
         times = max([1.0, *(size / most for size, most in zip(point, largest, strict=True))])
         status = "measured"
-        doubts: tuple[str, ...] = ()
+        doubts = tuple(self._doubts_of_sizes())
         if sample is None:
-            doubts = tuple(self._doubts(point, piece, times))
+            doubts += tuple(self._doubts(point, piece, times))
             inside = "exact" if fitted.is_exact and not doubts else "approximate"
             status = "extrapolated" if times > 1 or not fitted.holds_at(point) else inside
         return Prediction(
@@ -236,12 +235,12 @@ class Law:
             RegionError: if `verify` is True and the step cannot run with so much memory.
             ValueError: if a size is missing or unknown, or the peak does not grow with `name`.
         """
-        limit = _limit_bytes(card, memory)
+        limit = limit_bytes(card, memory)
         self._check((name,), complete=False)
         self._point({**sizes, name: 1})
 
         def at(value: int) -> Prediction:
-            return self.at(**{**sizes, name: value})
+            return self._predicted(self._point({**sizes, name: value}))
 
         def fits(value: int) -> bool:
             found = at(value)
@@ -277,9 +276,12 @@ class Law:
             ValueError: if a size is missing or unknown, or the law was read from a file.
             RegionError: if the step runs out of memory.
         """
+        return self._run(self._point(sizes)).value
+
+    def _run(self, point: Point) -> Sample:
         if self._measure is None:
             raise ValueError("this law has no step to run")
-        return self._measure(self._point(sizes)).value
+        return self._measure(point)
 
     def plot(self, name: str | None = None, ax: "Axes | None" = None, **sizes: int) -> "Axes":
         """Draw the law over one size, its pieces and what was measured.
@@ -303,7 +305,8 @@ class Law:
         return f"<Law of {self.figure}: {self._headline()}>"
 
     def __str__(self) -> str:
-        return "\n".join(lines_of(self.figure, self.device, self.runs, self._fitted, self.terms))
+        lines = [*lines_of(self.figure, self.device, self.runs, self._fitted, self.terms)]
+        return "\n".join([*lines, *(f"note: {doubt}" for doubt in self._doubts_of_sizes())])
 
     def _repr_html_(self) -> str:
         """Return the text of the law, which notebooks show as it is."""
@@ -347,6 +350,13 @@ class Law:
         if shares and left.terms:
             shares[UNKNOWN] = dict(left.terms)
         return shares
+
+    def _doubts_of_sizes(self) -> Iterable[str]:
+        if self._unknown_sizes:
+            yield (
+                f"sizes depend on values that are not computed: {self._unknown_sizes[0]}; measure "
+                "with values"
+            )
 
     def _doubts(self, point: Point, piece: Piece, times: float) -> Iterable[str]:
         fitted = self._fitted
@@ -420,16 +430,3 @@ def _has(sample: Sample, moment: Moment) -> bool:
 
 def _sizes_text(names: Sequence[str], point: Point) -> str:
     return ", ".join(f"{name}={value:,}" for name, value in zip(names, point, strict=True))
-
-
-def _limit_bytes(card: str | None, memory: object) -> int:
-    if (card is None) == (memory is None):
-        raise LimitError(
-            "largest() needs a card or an amount of memory; write e.g. "
-            "largest('batch', card='h100') or largest('batch', memory='24 GiB')"
-        )
-    if card is None:
-        return megabytes(memory)
-    if card not in CARDS:
-        raise LimitError(f"unknown card {card!r}; write one of {', '.join(CARDS)}")
-    return CARDS[card].total_bytes - CONTEXT_BYTES

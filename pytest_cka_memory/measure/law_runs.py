@@ -18,6 +18,7 @@ from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters.accelerator.emulated import computes_values
+from pytest_cka_memory.meters.accelerator.unknown_sizes import unknown_sizes
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
 from pytest_cka_memory.units import MB
@@ -49,6 +50,8 @@ class Facts:
     """What was live at the start of the last run."""
     rounds: bool = False
     """Whether the allocator's blocks are larger than what is requested."""
+    unknown_sizes: tuple[str, ...] = ()
+    """Lines where sizes depend on values, if values are not computed."""
 
 
 class Runner:
@@ -78,7 +81,9 @@ class Runner:
     def warm_up(self, point: Point) -> None:
         """Run once without a sample: a first run allocates what later ones reuse."""
         self.facts.runs += 1
-        self._call(point)
+        with unknown_sizes() as found:
+            self._call(point)
+        self.facts.unknown_sizes = tuple(found())
 
     def sample(self, point: Point) -> Sample:
         """Run at some sizes.
@@ -368,6 +373,7 @@ def find_law(
         runs=facts.runs,
         rounds=facts.rounds,
         measure=partial(_once, runner),
+        unknown_sizes=facts.unknown_sizes,
         limited=LimitedRuns(stack, runner, fitted.samples[0].point),
     )
 

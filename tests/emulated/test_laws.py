@@ -8,6 +8,7 @@ import pytest
 PROGRAM = """
 import json, torch
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.laws.largest import limit_bytes
 
 probe = MemoryProbe("emulate:cuda:a100,values=off")
 layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, device="cuda")
@@ -20,7 +21,7 @@ def step(batch, seq):
 
 law = probe.law(step, batch=(1, 2, 4), seq=(128, 256, 512))
 largest = law.largest("batch", card="t4", seq=8192)
-limit = law.largest.__globals__["_limit_bytes"]("t4", None)
+limit = limit_bytes("t4", None)
 
 def fits(batch):
     torch.cuda.empty_cache()
@@ -80,4 +81,53 @@ def test_law_predicts_requested_bytes_of_a_card(python, tmp_path: Path) -> None:
     assert found["runs_alone"] == [True, False]
     assert found["by_law"] == "by the law alone, without a run: verify=False"
     assert "measure a card with as much memory" in found["larger"]
-    assert any("train.py:10 in step: layer(" in line for line in found["lines"])
+    assert any("train.py:11 in step: layer(" in line for line in found["lines"])
+
+
+EXPERTS = """
+import json, torch
+from pytest_cka_memory import MemoryProbe
+
+probe = MemoryProbe("emulate:cuda:a100,values=off")
+gate = torch.nn.Linear(32, 4, device="cuda")
+expert = torch.nn.Linear(32, 32, device="cuda")
+
+def capacity(batch):
+    tokens = torch.zeros(batch, 32, device="cuda")
+    which = gate(tokens).argmax(-1)
+    loss = expert(tokens[which.argsort()]).sum()
+    loss.item()
+    loss.backward()
+
+def routed(batch):
+    tokens = torch.zeros(batch, 32, device="cuda")
+    which = gate(tokens).argmax(-1)
+    return expert(tokens[which == 0])
+
+def counted(batch):
+    which = torch.zeros(batch, device="cuda").long()
+    return torch.zeros(sum(which.tolist()) + batch, device="cuda")
+
+found = {}
+for step in (capacity, routed, counted):
+    law = probe.law(step, batch=(64, 128, 256))
+    found[step.__name__] = [law.at(batch=128).doubts, str(law).splitlines()[-1]]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.emulates
+def test_sizes_that_depend_on_values_are_named(python, tmp_path: Path) -> None:
+    """Without values a mask selects another number of tokens, so no figure is safe."""
+    program = tmp_path / "experts.py"
+    program.write_text(EXPERTS)
+    run = python(str(program), forked=True)
+    assert run.stdout, run.stderr
+    found = json.loads(run.stdout)
+    assert found["capacity"][0] == []
+    said = "sizes depend on values that are not computed: "
+    masked = f"{said}index at experts.py:19 in routed; measure with values"
+    assert found["routed"] == [[masked], f"note: {masked}"]
+    (doubt,) = found["counted"][0]
+    assert doubt.startswith(said)
+    assert "experts.py:23 in counted" in doubt
