@@ -29,7 +29,8 @@ from cka.functional.neighbours import CKNNA, MutualKNN, measure_from_features
 from cka.gate import Agreement, same_representations
 from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match
-from cka.stored import StoredFeatures, compare_features, save_features
+from cka.stored import StoredFeatures, save_features
+from cka.stored_comparison import compare_features
 
 __all__ = [
     "CKA",

@@ -25,6 +25,7 @@ from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
 from cka.running.exact import Exact, ExactNeighbours
+from cka.running.lockstep import Lockstep
 from cka.running.messages import Progress
 from cka.running.model_runner import (
     ComparedModel,
@@ -335,7 +336,8 @@ class CKA:
             stack.enter_context(eager(modules))
             stack.enter_context(layer_by_layer())
             stack.enter_context(evaluation_mode(modules))
-            runners = self._make_runners(models, len(loaders), estimators[0], stack)
+            lockstep = Lockstep(modules)
+            runners = self._make_runners(models, len(loaders), estimators[0], lockstep, stack)
             runs = [
                 Run(
                     runners if len(runners) == 1 else [runners[first], runners[second]],
@@ -349,11 +351,11 @@ class CKA:
                     pairs, estimators, resamplings, strict=True
                 )
             ]
-            several = SimultaneousRuns(runners, pairs, runs)
+            several = SimultaneousRuns(runners, pairs, runs, lockstep)
             stack.callback(several.close)
             bar = stack.enter_context(Progress(batch_count(loaders[0]), shown=progress))
             least = estimators[0].min_samples
-            for batches in batch_tuples(loaders, least, self._inputs.counting):
+            for batches in lockstep.batches(batch_tuples(loaders, least, self._inputs.counting)):
                 several.add(batches)
                 message = None if advice is None else advice.batch_done(runs[0].last_samples)
                 if message is not None:
@@ -369,6 +371,7 @@ class CKA:
         models: Sequence[ComparedModel],
         loaders: int,
         estimator: Estimator,
+        lockstep: Lockstep,
         stack: ExitStack,
     ) -> list[ModelRunner]:
         """Return one runner for a self-comparison on the same data, otherwise one per model."""
@@ -386,9 +389,10 @@ class CKA:
             mask = self._masks[min(number, 2) - 1]  # compare_many has one mask for all its models
             runners.append(
                 ModelRunner(
-                    module, name, selections, self._reader, estimator, device, self._inputs, mask
+                    module, name, selections, self._reader, estimator, device, self._inputs, mask,
+                    lockstep,
                 )
-            )
+            )  # fmt: skip
         return runners
 
     def _make_estimator(

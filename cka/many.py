@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from cka.result import CKAResult
 from cka.running.model_runner import ComparedModel, check_model
 from cka.running.placement import unwrap
 from cka.running.run import Resamples
+from cka.stored import StoredFeatures
+from cka.stored_comparison import StoredSettings, compare_stored, loaded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,8 +122,8 @@ Pairs: TypeAlias = Literal["all", "first"]
 
 
 def compare_many(
-    models: Mapping[str, nn.Module],
-    dataloader: Iterable[Any],
+    models: Mapping[str, nn.Module] | Mapping[str, StoredFeatures | str | os.PathLike[str]],
+    dataloader: Iterable[Any] | None = None,
     *,
     layers: Layers = None,
     pairs: Pairs = "all",
@@ -145,10 +148,16 @@ def compare_many(
     model, and these matrices: 4 n² L bytes for each model in float32 (8 in float64), or for two
     models only with ``pairs="first"``. The sums of a pair take about 50 L² bytes.
 
+    Models that do not fit together are saved first, each with :func:`cka.save_features`, and their
+    folders are compared in one pass over the files.
+
     Args:
-        models: at least two models by name; the names appear in the results.
-        dataloader: yields batches for all models, as for :meth:`cka.CKA.compare`.
-        layers: the layers of every model, as ``model1_layers`` of :class:`cka.CKA`.
+        models: at least two models by name, or instead of them their stored features or folders;
+            the names appear in the results.
+        dataloader: yields batches for all models, as for :meth:`cka.CKA.compare`; None for stored
+            features, which have theirs.
+        layers: the layers of every model, as ``model1_layers`` of :class:`cka.CKA`; of stored
+            features, all that were saved.
         pairs: "all" compares every model with every later one, "first" compares the first model
             with every other one.
         progress: show a progress bar.
@@ -159,7 +168,8 @@ def compare_many(
         generator: as for :meth:`cka.CKA.compare`. Every pair uses the same permutations and
             resamples.
         **settings: further settings of :class:`cka.CKA`, such as ``device``, ``kernel``,
-            ``pooling`` or ``hsic_batch_size``. The estimator is "unbiased" or "biased".
+            ``pooling`` or ``hsic_batch_size``. The estimator is "unbiased" or "biased". For stored
+            features: those of :func:`cka.compare_features`, with its estimators and measures.
 
     Returns:
         The results by pair of names: ``results["epoch 1", "epoch 2"]``. A CKAWarning names what
@@ -172,12 +182,68 @@ def compare_many(
         SettingError: if ``pairs`` or a setting is unknown, the estimator is "exact", or ``mask`` is
             a pair.
     """
-    _check(models, pairs, settings)
-    comparison = _ComparisonOfMany(models, layers, settings)
+    if isinstance(models, Mapping) and any(map(_is_stored, models.values())):
+        return _of_stored(models, dataloader, layers, pairs, settings, (null, bootstrap, generator))
+    modules = cast("Mapping[str, nn.Module]", models)
+    _check(modules, pairs, settings)
+    if dataloader is None:
+        raise InputError("compare_many needs a data loader, unless all models are stored features")
+    comparison = _ComparisonOfMany(modules, layers, settings)
     resamples = Resamples.checked(
         null, bootstrap, generator, settings.get("estimator") or "unbiased"
     )
     return comparison.compare_pairs(dataloader, pairs, progress, resamples)
+
+
+def _is_stored(model: Any) -> bool:
+    return isinstance(model, (StoredFeatures, str, os.PathLike))
+
+
+def _of_stored(
+    models: Mapping[str, Any],
+    dataloader: Any,
+    layers: Layers,
+    pairs: str,
+    settings: Mapping[str, Any],
+    resamples: tuple[int | None, int | None, torch.Generator | None],
+) -> CKAResults:
+    """Compare stored features."""
+    others = [name for name, model in models.items() if not _is_stored(model)]
+    if others or len(models) < 2:
+        raise InputError(
+            "compare_many needs at least two models, or the stored features of at least two; "
+            + (f"{others[0]!r} is not stored: save it with save_features" if others else "got one")
+        )
+    if dataloader is not None or layers is not None:
+        raise InputError(
+            "stored features have their own batches and layers; omit dataloader and layers, and "
+            "choose them in save_features"
+        )
+    _check_pairs(pairs)
+    try:
+        checked = StoredSettings(**settings)
+    except TypeError as error:
+        raise SettingError(
+            f"compare_many of stored features has the settings of compare_features: {error}"
+        ) from None
+    numbers = _numbers(len(models), pairs)
+    names = list(models)
+    several = [replace(loaded(model), name=name) for name, model in models.items()]
+    found, messages = compare_stored(several, numbers, checked, checked.resamples(*resamples))
+    for message in messages:
+        warnings.warn(message, CKAWarning, stacklevel=3)
+    return CKAResults(
+        {
+            (names[first], names[second]): result
+            for (first, second), result in zip(numbers, found, strict=True)
+        }
+    )
+
+
+def _numbers(models: int, pairs: str) -> list[tuple[int, int]]:
+    """Return the pairs that are compared, by position."""
+    every = combinations(range(models), 2)
+    return [(first, second) for first, second in every if pairs == "all" or first == 0]
 
 
 class _ComparisonOfMany(CKA):
@@ -204,9 +270,7 @@ class _ComparisonOfMany(CKA):
         resamples: Resamples,
     ) -> CKAResults:
         models = self._compared
-        numbers = list(combinations(range(len(models)), 2))
-        if pairs == "first":
-            numbers = [(first, second) for first, second in numbers if first == 0]
+        numbers = _numbers(len(models), pairs)
         outcomes = self._run(models, numbers, (dataloader,), progress, resamples, stacklevel=4)
         messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
         for message in messages:
@@ -221,6 +285,11 @@ class _ComparisonOfMany(CKA):
         )
 
 
+def _check_pairs(pairs: str) -> None:
+    if pairs not in get_args(Pairs):
+        raise SettingError(f"cannot use {pairs!r} as pairs; write 'all' or 'first'")
+
+
 def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, Any]) -> None:
     if not isinstance(models, Mapping) or len(models) < 2:
         what = f"{len(models)}" if isinstance(models, Mapping) else type(models).__name__
@@ -228,19 +297,18 @@ def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, A
             f"compare_many needs a mapping of at least two models, got {what}; "
             'write e.g. {"epoch 1": model1, "epoch 2": model2}'
         )
-    if pairs not in get_args(Pairs):
-        raise SettingError(f"cannot use {pairs!r} as pairs; write 'all' or 'first'")
+    _check_pairs(pairs)
     if settings.get("measure", "cka") != "cka":
         raise SettingError(
             f"compare_many keeps Gram matrices of batches only, but measure="
             f"{settings['measure']!r} needs the features of all samples; use CKA(one, other, "
-            "measure=...) for each pair"
+            "measure=...) for each pair, or save_features of each model"
         )
     if settings.get("estimator") == "exact":
         raise SettingError(
             "compare_many keeps Gram matrices of batches only, but estimator='exact' needs the "
             "features of all samples; use 'unbiased', or CKA(one, other, estimator='exact') for "
-            "each pair"
+            "each pair, or save_features of each model"
         )
     if isinstance(settings.get("mask"), tuple):
         raise SettingError(

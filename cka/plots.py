@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ _DOTS_PER_INCH = 150
 _MOST_DOTS = 3000
 # In a PDF or SVG, more cells than these are a picture.
 _MOST_CELLS_AS_SHAPES = 10_000
+_MOST_LAYERS_FOR_LAYOUT = 100
+# Of more layers, every second, third, ... is named: each name takes a millisecond or two.
+_MOST_NAMES = 150
 
 
 class Drawable(Protocol):
@@ -92,10 +95,10 @@ def heat_map(
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    ax = ax or _new_axes(_size(result), save_path)
+    ax = ax or _new_axes_of(result, save_path)
     _draw_matrix(ax, result, result.matrix, _colours([result]), cmap)
     title = f"{result.title}: {result.model1_name} and {result.model2_name}"
-    ax.set_title(title, size=1.2 * _size_of_names(ax))
+    ax.set_title(title, size=1.2 * _size_of_names(ax), y=1.0)  # else it measures all labels
     _mark_by_chance(ax, result, level)
     label = result.title + ("" if result.calibration is None else f" (╱ : p_best > {level:g})")
     _add_colour_bar(ax.get_figure(root=True), [ax], label)
@@ -123,7 +126,7 @@ def difference_map(
                 f"{', e.g. ' if differing else ', in another order'}{', '.join(differing)}); "
                 "compare the same layers in both, with model1_layers= and model2_layers="
             )
-    ax = ax or _new_axes(_size(result), save_path)
+    ax = ax or _new_axes_of(result, save_path)
     difference = result.matrix.double() - other.matrix.double()
     # Not 0 for equal results, which would be an empty range of colours.
     limit = max(float(difference.nan_to_num(0).abs().max()), 1e-6)
@@ -338,7 +341,45 @@ def _new_axes(size: tuple[float, float], save_path: SavePath | None) -> Axes:
     return axes
 
 
-def _new_figure(size: tuple[float, float], save_path: SavePath | None) -> Figure:
+def _new_axes_of(result: Drawable, save_path: SavePath | None) -> Axes:
+    """Return axes for a heat map; those of many layers have a place that is computed here.
+
+    The layout of matplotlib would draw all labels once more to see how large they are, which takes
+    as long as the drawing itself. The longest ones are enough.
+    """
+    rows, columns = result.model1_layers, result.model2_layers
+    if max(len(rows), len(columns)) <= _MOST_LAYERS_FOR_LAYOUT:
+        return _new_axes(_size(result), save_path)
+    font = _font_size(max(len(rows), len(columns)))
+    left, below = (_longest(names, font) + 0.7 * _MARGIN for names in (rows, columns))
+    width, height = (
+        max(_MIN_SIDE, min(_MOST_NAMES, len(names)) * _LABEL_PITCH * font / 72)
+        for names in (columns, rows)
+    )
+    bar = 0.45 + _WIDTH_OF_BAR + 0.02 * width
+    whole = (left + width + bar + _MARGIN, below + height + _MARGIN)
+    figure = _new_figure(whole, save_path, layout=None)
+    place = (left / whole[0], below / whole[1], (width + bar) / whole[0], height / whole[1])
+    axes: Axes = figure.add_axes(place)
+    return axes
+
+
+def _longest(names: Sequence[str], font: float) -> float:
+    """Return the width of the widest name in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    properties = FontProperties(size=font)
+    longest = sorted(set(names), key=len)[-3:]
+    paths = (TextPath((0, 0), name or " ", size=font, prop=properties) for name in longest)
+    return max(float(path.get_extents().width) for path in paths) / 72
+
+
+def _new_figure(
+    size: tuple[float, float],
+    save_path: SavePath | None,
+    layout: Literal["constrained"] | None = "constrained",
+) -> Figure:
     """Return a figure; one that is saved is not shown, and pyplot does not keep it."""
     try:
         import matplotlib.pyplot as plt
@@ -346,7 +387,7 @@ def _new_figure(size: tuple[float, float], save_path: SavePath | None) -> Figure
     except ImportError as error:
         raise missing_extra("matplotlib", "plot()") from error
     new = plt.figure if save_path is None else Figure
-    return new(figsize=size, layout="constrained")
+    return new(figsize=size, layout=layout)
 
 
 def _save(figure: Any, save_path: SavePath | None) -> None:

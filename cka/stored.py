@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +19,19 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from cka.capture.hooks import PassRecord
-from cka.capture.layers import Call, Layers, Selection
+from cka.capture.layers import Layers
 from cka.comparison import CKA
 from cka.data import batch_tuples, check_loader
 from cka.errors import CKAWarning, InputError, SettingError
-from cka.functional.kernels import Kernel, flattened, linear_gram, resolve_kernel
-from cka.result import CKAResult
-from cka.running.estimators import Estimator, Measurement, Minibatch, check_settings
+from cka.functional.kernels import flattened, linear_gram
+from cka.running.estimators import (
+    Estimator,
+    Measurement,
+)
+from cka.running.lockstep import Lockstep
 from cka.running.messages import Progress, named_warnings
-from cka.running.model_runner import Rows
 from cka.running.placement import eager, evaluation_mode, layer_by_layer
-from cka.running.run import Resamples, Run
+from cka.running.rows import Rows
 
 _SCHEMA = "cka-features/1"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -100,6 +101,16 @@ class StoredFeatures:
         ]
         return {label: outputs[index["rows"][label]] for label in self.layers}
 
+    def padded(self, number: int) -> list[str]:
+        """Return the layers of which a batch has tokens that are padding, with their mean there.
+
+        Args:
+            number: of the batch, from 0.
+        """
+        index = _index(self.folder, number)
+        outputs = set(index.get("padded", ()))
+        return [label for label in self.layers if index["rows"][label] in outputs]
+
     def __getitem__(self, layer: str) -> Tensor:
         """Return the features (N, p) of all samples in one layer, as float32 in memory.
 
@@ -155,9 +166,10 @@ class _Writer:
         self._file: BinaryIO | None = None
         self._entries = 0
         self.outputs: list[tuple[int, int, int]] = []
+        self.padded: list[int] = []
 
     def open(self, file: BinaryIO) -> None:
-        self._file, self._entries, self.outputs = file, 0, []
+        self._file, self._entries, self.outputs, self.padded = file, 0, [], []
 
     def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
         assert self._file is not None
@@ -165,6 +177,8 @@ class _Writer:
         for part in rows.split(max(1, 2**20 // max(1, rows.shape[1]))):  # a few MB at a time
             stored = part.to("cpu", self._dtype).contiguous()
             self._file.write(stored.view(torch.uint8).numpy().tobytes())
+        if real is not None:
+            self.padded.append(len(self.outputs))
         self.outputs.append((self._entries, rows.shape[0], rows.shape[1]))
         self._entries += rows.numel()
         return Measurement(())
@@ -194,7 +208,7 @@ class _Saving(CKA):
             stack.enter_context(layer_by_layer())
             stack.enter_context(evaluation_mode([model.module]))
             estimator: Estimator = writer
-            (runner,) = self._make_runners([model], 1, estimator, stack)
+            (runner,) = self._make_runners([model], 1, estimator, Lockstep([]), stack)
             stack.callback(writer.clear)
             bar = stack.enter_context(Progress(None, shown=progress))
             for (batch,) in batch_tuples((loader,), 1, self._inputs.counting):
@@ -207,6 +221,7 @@ class _Saving(CKA):
                         "samples": record.samples,
                         "rows": {call.label: at for call, at in record.rows.items()},
                         "outputs": writer.outputs,
+                        "padded": writer.padded,
                     }
                     _write_json(_index_file(folder, count), index)
                 count += 1
@@ -266,152 +281,3 @@ def save_features(
     saving = _Saving(network, model1_layers=layers, model1_name=name, **settings)
     saving.save(dataloader, path, dtype, progress=progress)
     return StoredFeatures.load(path)
-
-
-class _RowsOfFile:
-    """What a comparison needs of a model whose features are stored."""
-
-    def __init__(self) -> None:
-        self.rows = Rows()
-
-    def clear(self) -> None:
-        """Nothing is kept."""
-
-
-def compare_features(
-    features1: StoredFeatures | str | os.PathLike[str],
-    features2: StoredFeatures | str | os.PathLike[str],
-    *,
-    kernel: str | Kernel = "linear",
-    estimator: str = "unbiased",
-    hsic_batch_size: int | None = None,
-    zscore: bool = False,
-    null: int | None = None,
-    bootstrap: int | None = None,
-    generator: torch.Generator | None = None,
-) -> CKAResult:
-    """Compare the layers of two models whose features are in folders.
-
-    The result is that of a ``CKA(model1, model2)`` on the same batches. Memory is that of the Gram
-    matrices of one batch of n samples, 4 n² bytes for each layer of both models, and the features
-    of one layer in it.
-
-    Args:
-        features1: what :func:`cka.save_features` returned, or its folder; its layers are the rows.
-        features2: the same of the other model, from the same samples in the same batches.
-        kernel: as for :class:`cka.CKA`.
-        estimator: "unbiased" or "biased".
-        hsic_batch_size: as for :class:`cka.CKA`.
-        zscore: divide each feature by its standard deviation over all samples, so that features
-            with large values do not decide alone. One more pass over the files.
-        null: as for :meth:`cka.CKA.compare`.
-        bootstrap: as for :meth:`cka.CKA.compare`.
-        generator: as for :meth:`cka.CKA.compare`.
-
-    Returns:
-        The result.
-
-    Raises:
-        InputError: if the batches differ, or a folder has no complete features.
-        SettingError: if a setting is unknown.
-    """
-    both = [
-        each if isinstance(each, StoredFeatures) else StoredFeatures.load(each)
-        for each in (features1, features2)
-    ]
-    if both[0].batch_sizes != both[1].batch_sizes:
-        raise InputError(
-            f"the stored batches differ: {both[0].batch_sizes[:4]} and {both[1].batch_sizes[:4]} "
-            "samples (the first four); save both from the same loader"
-        )
-    check_settings(estimator, hsic_batch_size)
-    if estimator not in ("unbiased", "biased"):
-        raise SettingError(f"cannot use {estimator!r} for stored features; write 'unbiased'")
-    resamples = Resamples.checked(null, bootstrap, generator, estimator)
-    of_pair = resamples.of_pair(0)
-    gram = resolve_kernel(kernel)
-    minibatch = Minibatch(gram, estimator, hsic_batch_size, of_pair.requested())  # type: ignore[arg-type]
-    sides = [_RowsOfFile(), _RowsOfFile()]
-    selections = (_selection(both[0].layers), _selection(both[1].layers))
-    run = Run(sides, selections, minibatch, over_ranks=False, resamplings=of_pair, counting=None)
-    scales = [_scales(each) if zscore else {} for each in both]
-    with torch.no_grad():
-        for number, size in enumerate(both[0].batch_sizes):
-            if size < minibatch.min_samples:
-                run.skip(size)
-                continue
-            run.add(
-                [
-                    _record(each.batch(number), size, minibatch, scale)
-                    for each, scale in zip(both, scales, strict=True)
-                ]
-            )
-        outcome = run.outcome()
-    for message in outcome.warnings:
-        warnings.warn(message, CKAWarning, stacklevel=2)
-    return CKAResult(
-        matrix=outcome.matrix,
-        standard_error=outcome.standard_error,
-        sums=outcome.sums,
-        calibration=outcome.calibration,
-        confidence=outcome.confidence,
-        model1_layers=outcome.rows,
-        model2_layers=outcome.columns,
-        model1_name=both[0].name,
-        model2_name=both[1].name,
-        samples=outcome.samples,
-        batches=outcome.batches,
-        estimator=estimator,
-        kernel=kernel if isinstance(kernel, str) else repr(kernel),
-        self_comparison=both[0].folder == both[1].folder,
-    )
-
-
-def _selection(labels: Sequence[str]) -> Selection:
-    return Selection({}, {(label, 0): position for position, label in enumerate(labels)})
-
-
-def _record(
-    features: Mapping[str, Tensor], samples: int, estimator: Estimator, scales: Mapping[str, Tensor]
-) -> PassRecord[Measurement]:
-    """Return the measurements of one batch, each of layers with the same features once."""
-    record: PassRecord[Measurement] = PassRecord(samples)
-    position_of: dict[int, int] = {}
-    for label, rows in features.items():
-        known = position_of.get(rows.data_ptr())
-        if known is None:
-            known = position_of[rows.data_ptr()] = len(record.values)
-            wide = rows if label not in scales else rows.float() * scales[label]
-            record.values.append(estimator.measure(wide))
-        record.rows[Call(label, 0)] = known
-    return record
-
-
-def _scales(features: StoredFeatures) -> dict[str, Tensor]:
-    """Return the reciprocal standard deviation (p,) of each feature of each layer; 0 if it is 0."""
-    sums: dict[str, list[Tensor]] = {}
-    starts: dict[str, Tensor] = {}
-    for batch in _batches(features):
-        for label, rows in batch.items():
-            # Differences from the first sample, so that a large offset costs no digits.
-            start = starts.setdefault(label, rows[0].double())
-            wide = rows.double() - start
-            parts = sums.setdefault(label, [torch.zeros_like(start), torch.zeros_like(start)])
-            if parts[0].shape != wide[0].shape:
-                raise InputError(
-                    f"zscore=True needs the same number of features in every batch, but {label!r} "
-                    'has different ones; save with pooling="mean"'
-                )
-            parts[0] += wide.sum(0)
-            parts[1] += wide.square().sum(0)
-    count = len(features)
-    scales = {}
-    for label, (first, second) in sums.items():
-        variance = second / count - (first / count) ** 2
-        known = variance > 1e-14 * (second / count)
-        scales[label] = torch.where(known, variance.clamp(min=0).rsqrt(), 0).float()
-    return scales
-
-
-def _batches(features: StoredFeatures) -> Iterator[dict[str, Tensor]]:
-    return (features.batch(number) for number in range(len(features.batch_sizes)))

@@ -40,7 +40,9 @@ PICTURES = {
         errors
     """,
     "cka": """
-        many           stored      gate
+        many
+        stored_comparison          gate
+        stored
         comparison
         running        result
         data           masks       plots       indexing    result_file

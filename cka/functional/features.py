@@ -175,8 +175,13 @@ def checked_grams(
     check_estimator(estimator)
     gram = resolve_kernel(kernel)
     left, right = _checked(x, y, estimator)
-    grams_x = [scaled_gram(gram, _rows(features))[0] for features in left]
-    grams_y = [scaled_gram(gram, _rows(features))[0] for features in right]
+    grams_x = [
+        scaled_gram(gram, _rows(features), unbiased=estimator == "unbiased")[0] for features in left
+    ]
+    grams_y = [
+        scaled_gram(gram, _rows(features), unbiased=estimator == "unbiased")[0]
+        for features in right
+    ]
     return grams_x, grams_y
 
 

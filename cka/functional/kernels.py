@@ -47,6 +47,8 @@ _FEATURE_EXPONENT = 40
 ZERO_EXPONENT = -(10**6)
 # The longest sum in float32; sums over pieces of this width are added in float64.
 _PIECE_COLUMNS = 16384
+# At this width of an RBF kernel, samples at the median distance have a similarity of 4e-6.
+_NARROW = 0.2
 
 
 def as_rows(features: Tensor) -> Tensor:
@@ -93,20 +95,27 @@ def linear_gram(rows: Tensor) -> Tensor:
     return gram if gram is not None else _gram_by_torch(rows)
 
 
-def scaled_gram(kernel: Kernel, rows: Tensor, *, check: bool = True) -> tuple[Tensor, int]:
+def scaled_gram(
+    kernel: Kernel, rows: Tensor, *, check: bool = True, unbiased: bool = False
+) -> tuple[Tensor, int]:
     """Return a matrix K and an exponent e: the kernel's Gram matrix of (n, p) rows is K * 2**e.
 
     The exponent is 0 unless the matrix, or its fourth power in sums of HSIC, would leave the range
     of the dtype. It is ``ZERO_EXPONENT`` if all features are zero, and 0 for an RBF kernel, which
-    does not depend on the scale of its features. A product with a power of two is exact, barring
+    does not depend on the scale of its features, unless it is so narrow that most similarities
+    would be 0. A product with a power of two is exact, barring
     underflow (Higham 2002, "Accuracy and Stability of Numerical Algorithms", ch. 2).
 
     Args:
         kernel: a kernel from :func:`resolve_kernel`.
         rows: features (n, p).
         check: False skips the check of the range, which would wait for an accelerator.
+        unbiased: whether the matrix is for the unbiased estimate, for which the diagonal does not
+            count. That of a narrow RBF kernel is then another one.
     """
     if isinstance(kernel, RBF):
+        if unbiased and kernel.threshold < _NARROW:
+            return kernel.without_diagonal(rows)
         return kernel.centred(rows), 0
     if not check:
         return kernel(rows), 0
@@ -287,6 +296,25 @@ class RBF:
         if factor > 2.0**70:
             return -exponents
         return torch.expm1(-exponents / factor) * factor
+
+    def without_diagonal(self, rows: Tensor) -> tuple[Tensor, int]:
+        """Return a matrix K (n, n) and an exponent e: beside the diagonal, similarities are K 2**e.
+
+        Beside the diagonal, which is 1, the similarities of a narrow kernel would be lost in sums,
+        and would underflow. The largest one in K is between 1 and 2 instead, and the diagonal is as
+        large, so that a matrix with equal entries remains one. In float64, because the kernel
+        multiplies rounding errors of distances.
+
+        Args:
+            rows: features (n, p).
+        """
+        exponents = self._exponents(rows.to(sum_dtype(rows.device))) / (2 * self.threshold**2)
+        exponents = exponents.fill_diagonal_(math.inf)
+        least = float(exponents.detach().min())
+        # Not finite if features are NaN, or there is no other sample.
+        shift = math.ceil(least / math.log(2)) if math.isfinite(least) else 0
+        gram = torch.exp(shift * math.log(2) - exponents)
+        return gram.fill_diagonal_(float(gram.detach().max())), -shift
 
     def _exponents(self, rows: Tensor) -> Tensor:
         """Return squared distances (n, n) in units of their median."""

@@ -223,7 +223,13 @@ class Minibatch:
         check = rows.device.type == "cpu" or self._batches < 2 or not self._in_range
         with full_precision(rows.device), self._measuring(rows.device, 1):
             grams, exponents = zip(
-                *(scaled_gram(self._kernel, part, check=check) for part in parts), strict=True
+                *(
+                    scaled_gram(
+                        self._kernel, part, check=check, unbiased=self._estimator == "unbiased"
+                    )
+                    for part in parts
+                ),
+                strict=True,
             )
         self._in_range = self._in_range and not any(exponents)
         of_features: tuple[Tensor, ...] = ()

@@ -34,6 +34,8 @@ class Exact:
         expected: int | None,
         limit_bytes: int | None,
         resamplings: Sequence[Resampling] = (),
+        *,
+        on_disk: bool = False,
     ) -> None:
         """Prepare to store features.
 
@@ -42,7 +44,9 @@ class Exact:
             expected: number of samples that will be added; None if it is not known.
             limit_bytes: limit of host memory in bytes; None means what is free.
             resamplings: get the Gram matrices of all samples, too.
+            on_disk: whether features are mapped files, which take no memory until they are read.
         """
+        self._on_disk = on_disk
         self._kernel = kernel
         self._expected = expected
         self._limit_bytes = limit_bytes
@@ -58,6 +62,8 @@ class Exact:
         rows = flattened(features, self._kernel)
         if not self._devices:
             self._devices.append(rows.device)
+        if self._on_disk:
+            return Measurement((rows,))
         stored = rows.to("cpu", gram_dtype(rows.dtype), copy=True)
         return Measurement((stored,), real=None if real is None else real.to("cpu"))
 
@@ -89,7 +95,7 @@ class Exact:
         if not distinct:
             return
         widths = [_width_bytes(chunks[0]) for chunks in distinct]
-        features = samples * sum(widths)
+        features = 0 if self._on_disk else samples * sum(widths)
         widest = samples * max(widths)
         if any(chunk.real is not None for chunks in distinct for chunk in chunks):
             widest *= 2  # padding is replaced in a copy
@@ -97,7 +103,7 @@ class Exact:
         widest *= self._copies_of_features
         computed = max(self._bytes_while_computed(chunks[0].parts[0]) for chunks in distinct)
         needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * samples**2 * computed
-        stored = self._samples * sum(widths)
+        stored = 0 if self._on_disk else self._samples * sum(widths)
         allowed = available_bytes(stored) if self._limit_bytes is None else self._limit_bytes
         if allowed is not None and needed > allowed:
             raise DoesNotFitError(
@@ -141,11 +147,11 @@ class Exact:
 
     def _bytes_of_entry(self, features: Tensor) -> int:
         """Return the bytes that are kept of a layer for each pair of samples."""
-        return features.itemsize
+        return gram_dtype(features.dtype).itemsize
 
     def _bytes_while_computed(self, features: Tensor) -> int:
         """Return the bytes of an entry of the matrices from which that is computed."""
-        return features.itemsize
+        return gram_dtype(features.dtype).itemsize
 
     def _terms(self, grams: list[Any], others: list[Any] | None) -> tuple[Tensor, Tensor, Tensor]:
         return hsic_products(grams, others, "unbiased")
@@ -158,7 +164,7 @@ class Exact:
             tokens = rows.unflatten(1, (real.shape[1], -1))
             rows = without_padding(tokens, real.to(rows.device)).flatten(1)
         with full_precision(rows.device):
-            return scaled_gram(self._kernel, rows)[0]
+            return scaled_gram(self._kernel, rows, unbiased=True)[0]
 
     def clear(self) -> None:
         """Drop the features."""
@@ -176,9 +182,11 @@ class ExactNeighbours(Exact):
         expected: int | None,
         limit_bytes: int | None,
         resamplings: Sequence[Resampling] = (),
+        *,
+        on_disk: bool = False,
     ) -> None:
         """Prepare to store features; the arguments are those of :class:`Exact`."""
-        super().__init__(linear_gram, expected, limit_bytes, resamplings)
+        super().__init__(linear_gram, expected, limit_bytes, resamplings, on_disk=on_disk)
         self._neighbours = measure
 
     def _others(self, grams: list[Any]) -> list[Any] | None:

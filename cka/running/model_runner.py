@@ -13,17 +13,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cka.capture.axes import AxesOfLayers
+from cka.capture.axes import AxesOfLayers, Probed
 from cka.capture.hooks import Capture, PassRecord
-from cka.capture.layers import Call, Selection, format_labels
-from cka.capture.outputs import LeftOut, OutputReader
+from cka.capture.layers import Selection, format_labels
+from cka.capture.outputs import OutputReader, TokenMask
 from cka.capture.probe import Change, Prober, changed_inputs, random_state_kept
 from cka.capture.structures import map_named, named_tensors
 from cka.data import Counting, model_input, reason_of_failure, run_model, to_device
 from cka.errors import CKAError, InputError, LayerError, SettingError
 from cka.masks import Mask, Masks, find_masks, mask_keywords
 from cka.running.estimators import Estimator, Measurement
+from cka.running.lockstep import Lockstep
 from cka.running.placement import input_dtype, unwrap
+from cka.running.rows import Rows
 from cka.samples import SampleRule
 
 
@@ -79,85 +81,6 @@ def model_names(
     if class1 == class2 and given1 is None and given2 is None:
         return f"{class1} 1", f"{class2} 2"
     return given1 or class1, given2 or class2
-
-
-@dataclass
-class Rows:
-    """The calls of the first batch, and those that some batch does not measure."""
-
-    calls: list[Call] = field(default_factory=list)
-    """Calls of the first batch, in order of execution."""
-    left_out: dict[Call, LeftOut] = field(default_factory=dict)
-    """Calls that cannot be rows, and why: what they returned, or that some batch lacks them."""
-
-    other_tokens: set[Call] = field(default_factory=set)
-    """Calls to which the mask of a batch with padding did not apply."""
-    not_pooled: set[Call] = field(default_factory=set)
-    """Calls to which the pooling did not apply."""
-
-    def positions(self, record: PassRecord[Any]) -> list[int | None]:
-        """Return the position of each row's measurement in ``record``; None if a row is missing.
-
-        A row that is missing from a batch is left out of the result.
-        """
-        self.left_out.update(record.left_out)
-        self.other_tokens.update(record.other_tokens)
-        self.not_pooled.update(record.not_pooled)
-        if not self.calls:
-            self.calls = list(record.rows)
-        # A call that was left out for a reason of its own keeps that reason.
-        for call in set(self.calls).symmetric_difference(record.rows):
-            self.left_out.setdefault(call, LeftOut.NOT_IN_EVERY_BATCH)
-        return [record.rows.get(call) for call in self.calls]
-
-    def labels_left_out(self, reason: LeftOut) -> list[str]:
-        """Return the labels of the calls that are left out for this reason."""
-        return [call.label for call in sorted(self.left_out) if self.left_out[call] is reason]
-
-    def to_builtin(self) -> dict[str, Any]:
-        """Return the rows as builtin types, for other ranks."""
-        return {
-            "calls": [list(call) for call in self.calls],
-            "left_out": [[*call, self.left_out[call].name] for call in sorted(self.left_out)],
-            "other_tokens": [list(call) for call in sorted(self.other_tokens)],
-            "not_pooled": [list(call) for call in sorted(self.not_pooled)],
-        }
-
-    @classmethod
-    def from_builtin(cls, data: dict[str, Any]) -> Rows:
-        """Rebuild rows from :meth:`to_builtin`."""
-        return cls(
-            [Call(*call) for call in data["calls"]],
-            {Call(name, number): LeftOut[why] for name, number, why in data["left_out"]},
-            {Call(*call) for call in data["other_tokens"]},
-            {Call(*call) for call in data["not_pooled"]},
-        )
-
-
-def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
-    """Return the rows of all ranks together.
-
-    Args:
-        rows_of_ranks: the rows of each rank that had a batch, at least one.
-
-    Raises:
-        InputError: if the calls of two ranks differ.
-    """
-    first = rows_of_ranks[0]
-    for rows in rows_of_ranks:
-        if rows.calls != first.calls:
-            differing = sorted(set(rows.calls).symmetric_difference(first.calls))
-            labels = format_labels([call.label for call in differing])
-            raise InputError(
-                f"the ranks ran different layers, or in another order ({labels or 'same layers'}); "
-                "compare the same models and layers on every rank"
-            )
-    return Rows(
-        first.calls,
-        {call: why for rows in rows_of_ranks for call, why in rows.left_out.items()},
-        set().union(*(rows.other_tokens for rows in rows_of_ranks)),
-        set().union(*(rows.not_pooled for rows in rows_of_ranks)),
-    )
 
 
 Feed: TypeAlias = Callable[[nn.Module, Any], Any]
@@ -231,6 +154,7 @@ class ModelRunner:
         device: torch.device,
         settings: InputSettings,
         mask: Mask = "auto",
+        lockstep: Lockstep | None = None,
     ) -> None:
         """Prepare to run the model.
 
@@ -243,7 +167,9 @@ class ModelRunner:
             device: where batches are copied to.
             settings: what it gets of a batch.
             mask: which tokens of a batch are padding.
+            lockstep: agrees with other ranks about passes; None if there is no need.
         """
+        self._lockstep = Lockstep([model]) if lockstep is None else lockstep
         self._modules = {
             name: module for selection in selections for name, module in selection.modules.items()
         }
@@ -258,7 +184,8 @@ class ModelRunner:
         self._device = device
         self._settings = settings
         self._mask = mask
-        self._probed_masks: set[str] | None = None
+        self._is_probed = False
+        self._probed_masks: set[str] = set()
 
     def run(self, batch: Any) -> PassRecord[Measurement]:
         """Run the model on one batch and return the measurements of its selected layers.
@@ -271,10 +198,11 @@ class ModelRunner:
             InputError: if the mask of the batch cannot be used, if the number of samples or an axis
                 is not known, or if the model does not take the batch.
         """
-        samples = self._settings.counting.count(batch)
-        masks = self._masks(batch, samples)
-        call = self._call_of(batch)
-        samples = self._probe(call, masks, samples)
+        with self._lockstep.passes(partial(self._run_unchanged, batch)) as announce:
+            samples = self._settings.counting.count(batch)
+            call = self._call_of(batch)
+            masks = self._masks(batch, samples)
+            samples = self._probe(call, masks, samples, announce)
         with (
             self.capture.recording(samples, masks) as record,
             changed_inputs(self._model, partial(self._note_samples, record)),
@@ -291,6 +219,29 @@ class ModelRunner:
                 + (f". On fewer samples the model raised {problem}" if problem else "")
             )
         return record
+
+    def run_along(self, batch: Any) -> None:
+        """Run the model on a batch as often as other ranks need it, and measure nothing."""
+        with self._lockstep.passes(partial(self._run_unchanged, batch)):
+            self._probed_masks |= self._lockstep.of_all(())
+        self._run_unchanged(batch)
+
+    def _run_unchanged(self, batch: Any) -> None:
+        """Run the model on copies, because it may change its inputs in place."""
+        call = self._call_of(batch)
+        call = _on_a_copy(call) if self._settings.feed is not None else call
+        with random_state_kept(self._device), self._intercept(lambda _, tensor: tensor.clone()):
+            call()
+
+    @contextmanager
+    def _intercept(self, change: Change) -> Iterator[None]:
+        def changed(args: Any, kwargs: Any) -> Any:
+            by_name = self._by_name(args)
+            new = map_named({**by_name, **kwargs}, change)
+            return tuple(new[name] for name in by_name), {key: new[key] for key in kwargs}
+
+        with changed_inputs(self._model, changed):
+            yield
 
     def clear(self) -> None:
         """Drop measurements that are not taken yet."""
@@ -333,47 +284,51 @@ class ModelRunner:
             named = self._named(args, kwargs)
             record.samples = self._settings.rule.count_of_inputs(self._model, named)
 
-    def _probe(self, call: Callable[[], Any], masks: Masks, samples: int | None) -> int | None:
+    def _probe(
+        self,
+        call: Callable[[], Any],
+        masks: Masks,
+        samples: int | None,
+        announce: Callable[[], None],
+    ) -> int | None:
         """Run the model on fewer samples and tokens, if their axes are not known yet.
 
         Returns:
             The number of samples; None if only the outputs will show it.
         """
-        positions = self._reader.pooling != "flatten"
-        needed = {name: mask for name, mask in masks.items() if mask and mask.is_needed}
-        is_first = self._probed_masks is None
-        if not is_first and not set(needed) - (self._probed_masks or set()):
-            return samples
-        self._probed_masks = set(needed) | (self._probed_masks or set())
-        if self._axes.states_all(self.capture.names):
+        # Ranks probe the same masks, so that a model that cannot be run on fewer tokens raises on
+        # all of them, and none waits in a layer that others do not reach.
+        names = self._lockstep.of_all(n for n, mask in masks.items() if mask and mask.is_needed)
+        needed = {name: mask for name, mask in masks.items() if mask and name in names}
+        is_new = not self._is_probed or bool(names - self._probed_masks)
+        self._is_probed, self._probed_masks = True, self._probed_masks | names
+        if not is_new or self._axes.states_all(self.capture.names):
             return samples
         call = _on_a_copy(call) if self._settings.feed is not None else call
-
-        @contextmanager
-        def intercept(change: Change) -> Iterator[None]:
-            def changed(args: Any, kwargs: Any) -> Any:
-                by_name = self._by_name(args)
-                new = map_named({**by_name, **kwargs}, change)
-                return tuple(new[name] for name in by_name), {key: new[key] for key in kwargs}
-
-            with changed_inputs(self._model, changed):
-                yield
-
         with random_state_kept(self._device):
             if samples is None:
-                samples = self._count_by_inputs(call)
+                samples = self._count_by_inputs(call, announce)
             if samples is None:
                 return None
-            prober = Prober(self._modules, self._reader, call, intercept, self._axis_of)
-            probed = prober.probe(samples, needed, positions=positions)
+            prober = self._prober_of_model(call, announce)
+            probed = self._probed_by(prober, samples, needed)
             if self._settings.feed is not None and not prober.was_cut:
                 # The user's function did not call the model itself, but a part of it.
-                prober = self._prober_of_batch(call)
-                probed = prober.probe(samples, needed, positions=positions)
+                probed = self._probed_by(self._prober_of_batch(call, announce), samples, needed)
             self._axes.use(probed)
         return samples
 
-    def _prober_of_batch(self, call: Callable[[], Any]) -> Prober:
+    def _probed_by(self, prober: Prober, samples: int, masks: Mapping[str, TokenMask]) -> Probed:
+        return prober.probe(samples, masks, positions=self._reader.pooling != "flatten")
+
+    def _prober_of_model(self, call: Callable[[], Any], announce: Callable[[], None]) -> Prober:
+        def run() -> None:
+            announce()
+            call()
+
+        return Prober(self._modules, self._reader, run, self._intercept, self._axis_of)
+
+    def _prober_of_batch(self, call: Callable[[], Any], announce: Callable[[], None]) -> Prober:
         """Return a prober that gives the user's function fewer samples."""
         assert isinstance(call, partial)
         feed, model, batch = call.args
@@ -385,20 +340,26 @@ class ModelRunner:
             yield
 
         def run() -> None:
+            announce()
             feed(model, map_named(copy.deepcopy(batch), changes[-1]))
 
         rule = self._settings.rule
         return Prober(self._modules, self._reader, run, intercept, rule.axis_of)
 
-    def _count_by_inputs(self, call: Callable[[], Any]) -> int | None:
-        """Return the number of samples that the model's own inputs show; the model is not run."""
+    def _count_by_inputs(self, call: Callable[[], Any], announce: Callable[[], None]) -> int | None:
+        """Return the number of samples that the model's own inputs show.
+
+        The model is not run, unless other ranks have to run along.
+        """
         seen: list[int] = []
 
         def stop(args: Any, kwargs: Any) -> None:
             named = self._named(args, kwargs)
             seen.append(self._settings.rule.count_of_inputs(self._model, named))
-            raise _InputsSeenError
+            if not self._lockstep.is_needed:
+                raise _InputsSeenError
 
+        announce()
         try:
             with changed_inputs(self._model, stop):
                 call()

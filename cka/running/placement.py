@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
@@ -44,6 +45,12 @@ def gather(own: Any) -> list[Any]:
     return [json.loads(bytes(text[: int(size)].tolist())) for size, text in texts]
 
 
+def all_numbers(own: int) -> list[int]:
+    """Return the number of each rank, in the order of ranks."""
+    device = _exchange_device(torch.device("cpu"))
+    return [int(number) for number in _all_gather(torch.tensor([own], device=device))]
+
+
 def _all_gather(own: Tensor) -> list[Tensor]:
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, own)
@@ -66,6 +73,19 @@ def _exchange_device(device: torch.device) -> torch.device:
     if device.type == "cpu" and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ranks compute together in the model's forward pass, because each has a part of it.
+
+    These are models under FSDP (of either version), tensor parallelism and DeepSpeed's ZeRO 3.
+    Nothing is imported: a model can only be sharded by what is imported already.
+    """
+    # DTensor has a device_mesh, and a weight of ZeRO 3 a ds_id.
+    if any(hasattr(each, "device_mesh") or hasattr(each, "ds_id") for each in model.parameters()):
+        return True
+    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    return fsdp is not None and any(isinstance(module, fsdp) for module in model.modules())
 
 
 def unwrap(model: nn.Module) -> nn.Module:

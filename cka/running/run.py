@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
 from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
 from cka.functional.neighbours import Measure, kinds_of
-from cka.functional.precision import sum_dtype
+from cka.functional.precision import gram_dtype, sum_dtype
 from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
 from cka.functional.sums import (
     Sums,
@@ -32,8 +32,10 @@ from cka.functional.sums import (
 )
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
+from cka.running.lockstep import Batches, Lockstep
 from cka.running.messages import named_warnings, nan_warnings
-from cka.running.model_runner import ModelRunner, Rows, merge_rows
+from cka.running.model_runner import ModelRunner
+from cka.running.rows import Rows, RowsOfModel, merge_rows
 
 
 @dataclass(frozen=True)
@@ -142,16 +144,6 @@ class Outcome:
     """What was left out or is NaN, and why."""
 
 
-class RowsOfModel(Protocol):
-    """What a comparison needs of one of its models."""
-
-    rows: Rows
-    """Its calls, and what was left out."""
-
-    def clear(self) -> None:
-        """Drop measurements that are not taken yet."""
-
-
 class Run:
     """Adds up the batches of one model, compared with itself, or of two models."""
 
@@ -222,7 +214,7 @@ class Run:
             self._skipped_sizes.append(counts[0])
             return
         first = records[0].values[0].parts[0]
-        self._result_dtype, self._device = first.dtype, first.device
+        self._result_dtype, self._device = gram_dtype(first.dtype), first.device
         self._estimator.add(
             [
                 BatchMeasurements(record.values, runner.rows.positions(record))
@@ -398,13 +390,16 @@ class SimultaneousRuns:
     """
 
     def __init__(
-        self, runners: Sequence[ModelRunner], pairs: Sequence[tuple[int, int]], runs: Sequence[Run]
+        self,
+        runners: Sequence[ModelRunner],
+        pairs: Sequence[tuple[int, int]],
+        runs: Sequence[Run],
+        lockstep: Lockstep,
     ) -> None:
-        self._runners = runners
-        self._pairs = pairs
-        self._runs = runs
+        self._runners, self._lockstep = runners, lockstep
+        self._pairs, self._runs = pairs, runs
 
-    def add(self, batches: Sequence[Any]) -> None:
+    def add(self, current: Batches) -> None:
         """Run one batch, or one for each model; skip it if it has too few samples.
 
         Raises:
@@ -412,9 +407,13 @@ class SimultaneousRuns:
             LayerError: if no selected layer returned a tensor with the batch in its first
                 dimension.
         """
-        # A list, so that every run notes the size for its warning; any() would stop at the first.
-        skipped = [run.skips(batches[0]) for run in self._runs]
+        batches = current.batches
+        # A list, so that every run notes the size; any() would stop at the first.
+        skipped = [run.skips(batches[0]) for run in self._runs] if current.is_own else [True]
         if any(skipped):
+            if self._lockstep.is_needed:
+                for number, runner in enumerate(self._runners):
+                    runner.run_along(batches[min(number, len(batches) - 1)])
             return
         if len(self._runners) == 1:
             self._runs[0].add([self._runners[0].run(batches[0])])

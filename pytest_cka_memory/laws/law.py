@@ -8,9 +8,9 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES
-from pytest_cka_memory.errors import LimitError
+from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws.fitting import Fitted, Piece
+from pytest_cka_memory.laws.largest import Largest, LimitedRuns, Search, highest, limit_bytes
 from pytest_cka_memory.laws.polynomials import (
     Exponents,
     Point,
@@ -21,7 +21,7 @@ from pytest_cka_memory.laws.polynomials import (
 from pytest_cka_memory.laws.samples import WHOLE, Moment, Sample
 from pytest_cka_memory.laws.terms import UNKNOWN, Prediction, Term
 from pytest_cka_memory.laws.text import lines_of
-from pytest_cka_memory.units import MB, counted, megabytes
+from pytest_cka_memory.units import MB, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,6 @@ _LARGE_ROUNDING = MB + _SMALL_ROUNDING
 """The same of a block that it takes from a larger free one: up to 1 MB is not split off."""
 _GROWTHS = ("bounded", "linear", "quadratic")
 _LEAST_RISES = 3
-_MOST_LARGEST = 2**40
 
 
 class Law:
@@ -46,6 +45,8 @@ class Law:
         runs: how often the step ran.
         rounds: whether the allocator's blocks are larger than what is requested.
         measure: runs the step at other sizes.
+        limited: runs it with less memory.
+        unknown_sizes: lines where sizes depend on values that were not computed.
     """
 
     def __init__(
@@ -58,9 +59,13 @@ class Law:
         runs: int = 0,
         rounds: bool = False,
         measure: Callable[[Point], Sample] | None = None,
+        limited: LimitedRuns | None = None,
+        unknown_sizes: Sequence[str] = (),
     ) -> None:
         self._fitted, self.figure, self.device, self.runs = fitted, figure, device, runs
         self.start_bytes, self._rounds, self._measure = start_bytes, rounds, measure
+        self._limited, self._unknown_sizes = limited, tuple(unknown_sizes)
+        self._later: dict[Point, Sample] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -153,25 +158,37 @@ class Law:
             size *= 2
         return [after - before for before, after in pairwise(levels)]
 
-    def at(self, **sizes: int) -> Prediction:
+    def at(self, *, measure: bool = False, **sizes: int) -> Prediction:
         """Return the figure at some sizes, and how it is known.
 
         Args:
+            measure: run the step there if the prediction has doubts: kernels of libraries may
+                switch at sizes that no law shows. On an emulated card without values that is quick.
             **sizes: a value for each size of the law.
 
         Raises:
-            ValueError: if a size is missing, unknown, or not a whole number, 1 or more.
+            RegionError: if the step is run and runs out of memory.
+            ValueError: if a size is missing, unknown, or not a whole number, 1 or more; or if the
+                law was read from a file, and the step is to be run.
         """
-        point, fitted = self._point(sizes), self._fitted
-        sample = next((it for it in fitted.samples if it.point == point), None)
+        point = self._point(sizes)
+        found = self._predicted(point)
+        if measure and found.status != "measured" and found.doubts:
+            self._later[point] = self._run(point)
+            found = self._predicted(point)
+        return found
+
+    def _predicted(self, point: Point) -> Prediction:
+        fitted = self._fitted
+        sample = next((it for it in fitted.samples if it.point == point), self._later.get(point))
         piece = fitted.piece_at(point)
         value = sample.value if sample is not None else fitted.value_at(point)
         largest = [max(it.point[index] for it in fitted.samples) for index in range(len(point))]
         times = max([1.0, *(size / most for size, most in zip(point, largest, strict=True))])
         status = "measured"
-        doubts: tuple[str, ...] = ()
+        doubts = tuple(self._doubts_of_sizes())
         if sample is None:
-            doubts = tuple(self._doubts(point, piece, times))
+            doubts += tuple(self._doubts(point, piece, times))
             inside = "exact" if fitted.is_exact and not doubts else "approximate"
             status = "extrapolated" if times > 1 or not fitted.holds_at(point) else inside
         return Prediction(
@@ -186,43 +203,68 @@ class Law:
         )
 
     def largest(
-        self, name: str, *, card: str | None = None, memory: object = None, **sizes: int
-    ) -> int:
-        """Return the largest value of one size for which the peak fits a card.
+        self,
+        name: str,
+        *,
+        card: str | None = None,
+        memory: object = None,
+        verify: bool | None = None,
+        **sizes: int,
+    ) -> Largest:
+        """Return the largest value of one size for which the step fits a card.
 
-        The step is not run. The peak is taken in blocks of the allocator, at most; fragmentation of
-        its reserve does not count.
+        The law says where to look: its peak counts in blocks of the allocator, at most. Then the
+        step runs there with the memory of the card, because the reserve is larger than the peak if
+        free blocks cannot be used, and the value is corrected until it ran and the next one did
+        not. On an emulated card without values a run takes a fraction of a second.
 
         Args:
             name: of the size.
             card: the name of a card, such as ``"h100"``; the memory of its context is subtracted.
             memory: instead of it MB (2**20 bytes), or a text such as ``"24 GiB"``.
+            verify: whether to run the step. By default it runs if that is cheap and possible: on
+                an emulated card without values and on a GPU, if it has as much memory.
             **sizes: a value for each other size of the law.
 
         Returns:
-            The largest value; 0 if 1 does not fit.
+            The largest value, an ``int`` whose attributes ``is_verified`` and ``how`` say how it is
+            known; 0 if 1 does not fit.
 
         Raises:
             LimitError: if there is neither a card nor `memory`, or both, or the card is not known.
+            RegionError: if `verify` is True and the step cannot run with so much memory.
             ValueError: if a size is missing or unknown, or the peak does not grow with `name`.
         """
-        limit = _limit_bytes(card, memory)
+        limit = limit_bytes(card, memory)
         self._check((name,), complete=False)
         self._point({**sizes, name: 1})
 
+        def at(value: int) -> Prediction:
+            return self._predicted(self._point({**sizes, name: value}))
+
         def fits(value: int) -> bool:
-            found = self.at(**{**sizes, name: value})
+            found = at(value)
             return found.start_bytes + found.at_most_bytes <= limit
 
-        low, high = 0, 1
-        while fits(high):
-            low, high = high, 2 * high
-            if high > _MOST_LARGEST:
-                raise ValueError(f"the {self.figure} does not grow with {name!r}: every size fits")
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        grows = f"the {self.figure} does not grow with {name!r}: every size fits"
+        by_law = highest(fits, grows)
+        reason = "this law was not measured here" if self._limited is None else ""
+        if self._limited is not None and verify is not False:
+            reason = self._limited.reason(limit, anyway=verify is True)
+        if reason and verify:
+            raise RegionError(f"largest(verify=True): {reason}")
+        if reason or verify is False or self._limited is None:
+            why = reason or "verify=False"
+            return Largest.of(by_law, by_law, f"by the law alone, without a run: {why}")
+        bytes_at = highest(lambda value: at(value).peak_bytes <= limit, grows)
+        limited, of_card = self._limited, f"{limit / MB:,.0f} MB"
+        search = Search(
+            lambda value: limited.run(self._point({**sizes, name: value}), limit),
+            self._fitted.steps[self.names.index(name)],
+        )
+        return search.verified(
+            name, by_law, bytes_at + 1, f"the {of_card} of {card}" if card else of_card
+        )
 
     def measure(self, **sizes: int) -> int:
         """Run the step at some sizes and return the figure, to compare it with :meth:`at`.
@@ -234,9 +276,12 @@ class Law:
             ValueError: if a size is missing or unknown, or the law was read from a file.
             RegionError: if the step runs out of memory.
         """
+        return self._run(self._point(sizes)).value
+
+    def _run(self, point: Point) -> Sample:
         if self._measure is None:
             raise ValueError("this law has no step to run")
-        return self._measure(self._point(sizes)).value
+        return self._measure(point)
 
     def plot(self, name: str | None = None, ax: "Axes | None" = None, **sizes: int) -> "Axes":
         """Draw the law over one size, its pieces and what was measured.
@@ -260,7 +305,8 @@ class Law:
         return f"<Law of {self.figure}: {self._headline()}>"
 
     def __str__(self) -> str:
-        return "\n".join(lines_of(self.figure, self.device, self.runs, self._fitted, self.terms))
+        lines = [*lines_of(self.figure, self.device, self.runs, self._fitted, self.terms)]
+        return "\n".join([*lines, *(f"note: {doubt}" for doubt in self._doubts_of_sizes())])
 
     def _repr_html_(self) -> str:
         """Return the text of the law, which notebooks show as it is."""
@@ -304,6 +350,13 @@ class Law:
         if shares and left.terms:
             shares[UNKNOWN] = dict(left.terms)
         return shares
+
+    def _doubts_of_sizes(self) -> Iterable[str]:
+        if self._unknown_sizes:
+            yield (
+                f"sizes depend on values that are not computed: {self._unknown_sizes[0]}; measure "
+                "with values"
+            )
 
     def _doubts(self, point: Point, piece: Piece, times: float) -> Iterable[str]:
         fitted = self._fitted
@@ -377,16 +430,3 @@ def _has(sample: Sample, moment: Moment) -> bool:
 
 def _sizes_text(names: Sequence[str], point: Point) -> str:
     return ", ".join(f"{name}={value:,}" for name, value in zip(names, point, strict=True))
-
-
-def _limit_bytes(card: str | None, memory: object) -> int:
-    if (card is None) == (memory is None):
-        raise LimitError(
-            "largest() needs a card or an amount of memory; write e.g. "
-            "largest('batch', card='h100') or largest('batch', memory='24 GiB')"
-        )
-    if card is None:
-        return megabytes(memory)
-    if card not in CARDS:
-        raise LimitError(f"unknown card {card!r}; write one of {', '.join(CARDS)}")
-    return CARDS[card].total_bytes - CONTEXT_BYTES

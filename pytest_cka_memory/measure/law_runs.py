@@ -9,14 +9,18 @@ from pytest_cka_memory.core.allocations import AllocationSite
 from pytest_cka_memory.core.memory_timeline import RecordedBlock
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws.fitting import fit
+from pytest_cka_memory.laws.largest import Limited
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
 from pytest_cka_memory.laws.samples import OLDER, Block, Moment, RecordedSample, Sample, Site
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_stack import RegionStack
+from pytest_cka_memory.meters.accelerator.emulated import computes_values
+from pytest_cka_memory.meters.accelerator.unknown_sizes import unknown_sizes
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
+from pytest_cka_memory.units import MB
 
 PEAK = "peak"
 RETAINED = "retained"
@@ -45,6 +49,8 @@ class Facts:
     """What was live at the start of the last run."""
     rounds: bool = False
     """Whether the allocator's blocks are larger than what is requested."""
+    unknown_sizes: tuple[str, ...] = ()
+    """Lines where sizes depend on values, if values are not computed."""
 
 
 class Runner:
@@ -74,7 +80,9 @@ class Runner:
     def warm_up(self, point: Point) -> None:
         """Run once without a sample: a first run allocates what later ones reuse."""
         self.facts.runs += 1
-        self._call(point)
+        with unknown_sizes() as found:
+            self._call(point)
+        self.facts.unknown_sizes = tuple(found())
 
     def sample(self, point: Point) -> Sample:
         """Run at some sizes.
@@ -94,6 +102,12 @@ class Runner:
                 f"law(): the step ran out of memory at {sizes}; give smaller sizes, or measure a "
                 "larger card, e.g. emulate:cuda:h100,values=off"
             ) from error
+
+    def repeat(self, point: Point) -> None:
+        """Run twice without a sample: the second run finds what the first has kept."""
+        for _ in range(2):
+            self.facts.runs += 1
+            self._call(point)
 
     def sizes(self, point: Point) -> dict[str, int]:
         """Return the arguments of a point by name."""
@@ -152,6 +166,54 @@ class Runner:
         if blocks is not None:
             return RecordedSample(point, blocks)
         return Sample(point, closed.end.peak_bytes - region.start.allocated_bytes)
+
+
+class LimitedRuns:
+    """Runs a step on a GPU or emulated card whose allocator may reserve less than the card has."""
+
+    def __init__(self, stack: RegionStack, runner: Runner, least: Point) -> None:
+        self._stack, self._runner, self._least = stack, runner, least
+
+    def reason(self, limit_bytes: int, *, anyway: bool) -> str:
+        """Return why the step does not run with so much memory; empty if it does."""
+        meter = self._stack.meter
+        total = meter.total_bytes()
+        if total is None:
+            return (
+                f"the law was measured on {meter.device}, which cannot be limited to the memory of "
+                "a card; measure emulate:cuda:h100,values=off"
+            )
+        if limit_bytes > total:
+            return (
+                f"{meter.device} has {total / MB:,.0f} MB; measure a card with as much memory, "
+                "e.g. emulate:cuda:h100-nvl,values=off"
+            )
+        if not anyway and "emulated" in meter.name and computes_values():
+            return (
+                "the emulated card computes values, so a run of that size takes long; measure "
+                "emulate:cuda:h100,values=off, or pass verify=True"
+            )
+        return ""
+
+    def run(self, point: Point, limit_bytes: int) -> Limited:
+        """Run the step at some sizes with so much memory."""
+        meter = self._stack.meter
+        region = self._stack.open(thorough=True)
+        fits = True
+        try:
+            with meter.limited(limit_bytes):
+                self._runner.repeat(point)
+        except Exception as error:
+            if not is_out_of_memory(error, meter.torch_device):
+                raise
+            fits = False
+        finally:
+            reserved = region.peaks.peak_reserved() or 0
+            with self._stack.closing(region, thorough=True):
+                pass
+        if not fits:  # gradients may be left, which the next run would have beside its own
+            self._runner.repeat(self._least)
+        return Limited(fits, reserved)
 
 
 class Recorder:
@@ -310,6 +372,8 @@ def find_law(
         runs=facts.runs,
         rounds=facts.rounds,
         measure=runner.sample,
+        unknown_sizes=facts.unknown_sizes,
+        limited=LimitedRuns(stack, runner, fitted.samples[0].point),
     )
 
 

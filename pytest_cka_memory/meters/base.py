@@ -3,6 +3,7 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -361,6 +362,14 @@ class Meter(AllocationCounts):
     @abstractmethod
     def read(self) -> Reading:
         """Return the current value of all counters."""
+
+    def total_bytes(self) -> int | None:
+        """Return the memory of the device; None if its allocator cannot be limited to less."""
+        return None
+
+    def limited(self, limit_bytes: int) -> AbstractContextManager[None]:
+        """Let the allocator reserve no more than so many bytes. Only with :meth:`total_bytes`."""
+        raise NotImplementedError
 
     def record_requests(self) -> bool:
         """Record how much is requested at each allocation; return False if that is not possible.

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from cka_nets import batches_of, mlp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -36,7 +38,8 @@ def run_rank(rank, world, folder, samples):
     )  # fmt: skip
     refuse_pickle()
     try:
-        for name, result in results_of_rank(rank, world, samples).items():
+        results = {**results_of_rank(rank, world, samples), **sharded_results(rank)}
+        for name, result in results.items():
             result.save(f"{folder}/{name}-{rank}.json")
     finally:
         dist.destroy_process_group()
@@ -68,6 +71,74 @@ def linear_network():
 def scaled_batches(rank):
     """Return one rank's batches, with features whose squares are too small for float32."""
     return [batch * 2.0 ** (rank - 90) for batch in unequal_batches(rank)]
+
+
+class Encoder(nn.Module):
+    """Layers of tokens with a padding mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def token_batch(samples, tokens, seed, *, padding):
+    """Return token ids and their mask; every second sample is half padding if asked for."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(samples, tokens, dtype=torch.long)
+    mask[::2, tokens // 2 :] = 0 if padding else 1
+    ids = torch.randint(0, 50, (samples, tokens), generator=generator)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def padded_batches(rank):
+    """Return one rank's batches: padding in another one, a small one, and more on rank 0."""
+    return [
+        [
+            token_batch(8, 6, 1, padding=True),
+            token_batch(8, 9, 2, padding=False),
+            token_batch(6, 9, 5, padding=False),
+        ],
+        [token_batch(2, 7, 3, padding=False), token_batch(8, 5, 4, padding=True)],
+    ][rank]
+
+
+def sharded_encoder():
+    """Return an encoder whose layers fetch their weights from both ranks when they run."""
+    mesh = init_device_mesh("cpu", (2,))
+    model = Encoder()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def sharded_results(rank):
+    """Return the results of a sharded model, and check errors that one rank has."""
+    model = sharded_encoder()
+    results = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results["sharded"] = CKA(model).compare(iter(padded_batches(rank)), progress=False)
+        counted = CKA(model, feed=lambda model, batch: model(*batch))  # the inputs show the samples
+        pairs = [list(batch.values()) for batch in padded_batches(rank)]
+        results["sharded-fed"] = counted.compare(iter(pairs), progress=False)
+        with pytest.raises(InputError, match="rank 1 has no batch"):
+            CKA(model).compare(iter(padded_batches(0) if rank == 0 else []), progress=False)
+        batch = token_batch(8, 6, 1, padding=False)
+        if rank == 1:
+            batch["real"] = batch.pop("attention_mask")
+        problem = "no entry 'real'" if rank == 0 else "rank 0 stopped with an error"
+        masked = CKA(model, mask="real", feed=lambda model, batch: model(*batch.values()))
+        with pytest.raises(InputError, match=problem):
+            masked.compare(iter([batch]), progress=False)
+    return results
 
 
 def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:

@@ -7,7 +7,15 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from cka_nets import batches_of, mlp
-from cka_ranks import linear_network, run_rank, scaled_batches, sharded_loader, unequal_batches
+from cka_ranks import (
+    Encoder,
+    linear_network,
+    padded_batches,
+    run_rank,
+    scaled_batches,
+    sharded_loader,
+    unequal_batches,
+)
 from cka_reference import cloned_outputs, linear, song_hsic
 
 from cka import CKA, CKAResult
@@ -151,3 +159,18 @@ def test_rank_without_a_large_enough_batch_adds_nothing(results):
     for found in results["uneven"]:
         torch.testing.assert_close(found.matrix, expected.matrix)
         assert found.samples == 16
+
+
+@pytest.mark.parametrize("name", ["sharded", "sharded-fed"])
+def test_ranks_of_a_sharded_model_run_it_equally_often(results, name):
+    """Ranks with padding in other batches, a batch that is too small, and one batch fewer do not
+    wait for each other forever, and have the result of one process.
+    """
+    batches = [batch for rank in range(2) for batch in padded_batches(rank)]
+    batches = [batch for batch in batches if len(batch["input_ids"]) >= 4]
+    cka = CKA(Encoder(), mask="auto" if name == "sharded" else None)
+    expected = cka.compare(iter(batches), progress=False)
+    for found in results[name]:
+        assert (found.samples, found.batches) == (30, 4)
+        assert found.model1_layers == expected.model1_layers
+        torch.testing.assert_close(found.matrix, expected.matrix, rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ import torch
 from cka_reference import linear, song_hsic
 from torch import nn
 
-from cka import CKA, RBF, InputError, SettingError, cka_from_features, hsic
+from cka import CKA, RBF, CKAWarning, InputError, SettingError, cka_from_features, hsic
 from cka.functional.kernels import (
     _columns_per_chunk,
     as_rows,
@@ -252,3 +252,53 @@ def test_public_kernel_has_ones_on_its_diagonal():
     gram = RBF(1000)(torch.randn(8, 3))
     assert torch.equal(gram.diagonal(), torch.ones(8))
     assert (gram > 0.999).all()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"null": 9}, {"estimator": "exact"}, {"parts": 16}], ids=str
+)
+@pytest.mark.parametrize("threshold", [0.19, 0.1, 0.03, 0.003])
+def test_narrow_rbf_does_not_underflow(threshold, settings):
+    """A narrow kernel, whose similarities are 0 in float32 and even float64, has the CKA of its
+    formula: only the nearest samples count, and their similarities' ratios.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Linear(20, 30), nn.Tanh())).eval()
+    batches = [torch.randn(64, 20), torch.randn(48, 20)]
+    chosen = {"estimator": settings.get("estimator"), "hsic_batch_size": settings.get("parts")}
+    cka = CKA(model, model1_layers=["0", "1"], kernel=RBF(threshold), device="cpu", **chosen)
+    result = cka.compare(batches, progress=False, null=settings.get("null"))
+    parts = {"parts": [p for batch in batches for p in batch.split(16)]}.get(
+        next(iter(settings), ""), batches
+    )
+    parts = [torch.cat(batches)] if "estimator" in settings else parts
+
+    def exponents(rows):
+        """Return the kernel's exponents in float64; the diagonal does not count."""
+        rows = rows.detach().double()
+        squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return (squares / np.median(squares.numpy()) / (2 * threshold**2)).fill_diagonal_(torch.inf)
+
+    found = [[exponents(part) for part in parts], [exponents(model(part)) for part in parts]]
+    # A factor, the same for all batches of a layer, keeps the largest similarity at 1.
+    least = [min(float(each.min()) for each in layer) for layer in found]
+    sums = [0.0, 0.0, 0.0]
+    for of_part in zip(*found, strict=True):
+        grams = [torch.exp(low - each) for low, each in zip(least, of_part, strict=True)]
+        for at, (one, other) in enumerate(((0, 1), (0, 0), (1, 1))):
+            sums[at] += song_hsic(grams[one], grams[other])
+    assert result["0", "1"] == pytest.approx(sums[0] / (sums[1] * sums[2]) ** 0.5, abs=1e-6)
+    if result.calibration is not None:
+        assert result.calibration.mean.isfinite().all()
+
+
+def test_narrow_rbf_of_constant_features_is_nan():
+    """Equal samples stay constant, and samples of which two are equal have a value."""
+    with pytest.warns(CKAWarning, match="do not vary"):
+        assert cka_from_features(torch.ones(8, 2), torch.randn(8, 2), kernel=RBF(0.01)).isnan()
+    rows = torch.randn(8, 2)
+    rows[1] = rows[0]
+    assert float(cka_from_features(rows, rows, kernel=RBF(0.01))) == pytest.approx(1)
+    one, other = torch.arange(8.0)[:, None], torch.arange(8.0).square()[:, None]
+    biased = cka_from_features(one, other, kernel=RBF(0.01), estimator="biased")
+    assert float(biased) == pytest.approx(1)  # the identity on both sides

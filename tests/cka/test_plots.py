@@ -59,6 +59,24 @@ def test_every_layer_is_labelled_and_no_labels_overlap(rows, columns):
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("ours", "theirs")
 
 
+def test_many_layers_are_drawn_once_with_every_second_name(tmp_path):
+    """The place of a large heat map is computed, so that no layout draws all labels once more."""
+    axes = made_up(300, 120).plot()
+    figure = axes.get_figure(root=True)
+    assert figure.get_layout_engine() is None
+    axes.yaxis.get_major_formatter().func = lambda at, _: f"layers.{at:.0f}"
+    figure.canvas.draw()
+    assert assert_readable(axes.yaxis) == [f"layers.{at}" for at in range(0, 300, 2)]
+    assert len(assert_readable(axes.xaxis)) == 120
+    for text in (axes.title, axes.yaxis.label, axes.xaxis.label, figure.axes[1].yaxis.label):
+        box = text.get_window_extent()
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    made_up(300, 300).plot(save_path=tmp_path / "many.png")
+    assert (tmp_path / "many.png").stat().st_size > 100_000
+
+
 def calibrated(result, p_best):
     """Return a result with these p-values."""
     like = torch.zeros_like(p_best)

@@ -10,12 +10,16 @@ from torch import nn
 
 from cka import (
     CKA,
+    CKNNA,
     CKAWarning,
+    DoesNotFitError,
     InputError,
+    MutualKNN,
     SettingError,
     StoredFeatures,
     cka_from_features,
     compare_features,
+    compare_many,
     save_features,
 )
 from pytest_cka_memory import MemoryProbe
@@ -108,8 +112,10 @@ def test_features_of_other_batches_are_an_error(tmp_path):
     other = saved(tmp_path / "other", mlp(), batches_of(16))
     with pytest.raises(InputError, match=r"differ: \[8, 8\] and \[16\] samples"):
         compare_features(one, other)
-    with pytest.raises(SettingError, match="'exact' for stored features"):
-        compare_features(one, one, estimator="exact")
+    with pytest.raises(SettingError, match="'sampled_neurons' for stored features"):
+        compare_features(one, one, estimator="sampled_neurons")
+    with pytest.raises(SettingError, match="has no estimate 'unbiased'"):
+        compare_features(one, one, measure="mutual_knn", estimator="unbiased")
     with pytest.raises(SettingError, match="cannot use 'float16' as dtype; write 'float32'"):
         saved(tmp_path / "half", mlp(), [], dtype="float16")
 
@@ -122,6 +128,75 @@ def test_left_out_layers_are_named(tmp_path):
             pick=lambda name, output: None if name == "0" else output,
         )  # fmt: skip
     assert features.layers == ["1", "2"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"estimator": "exact"}, {"measure": "mutual_knn"}, {"measure": CKNNA(k=5)}],
+    ids=["exact", "mutual_knn", "cknna"],
+)
+def test_estimates_over_all_samples_are_those_of_a_comparison(tmp_path, settings, dtype):
+    """The exact estimate and measures by neighbours of stored features are those of the models."""
+    one, other, batches = mlp(0), mlp(1), batches_of(16, 16, 3)
+    cka = CKA(one, other, device="cpu", **settings)
+    expected = cka.compare(batches, progress=False, null=9)
+    folders = [
+        saved(tmp_path / "one", one, batches, dtype=dtype),
+        saved(tmp_path / "other", other, batches, dtype=dtype),
+    ]
+    found = compare_features(*folders, **settings, null=9)
+    assert (found.samples, found.measure, found.estimator) == (35, expected.measure, "exact")
+    digits = {"rtol": 0, "atol": 1e-6 if dtype == "float32" else 2e-2}
+    torch.testing.assert_close(found.matrix, expected.matrix, **digits)
+    torch.testing.assert_close(found.calibration.mean, expected.calibration.mean, **digits)
+    with pytest.raises(DoesNotFitError, match="exact estimator needs"):
+        compare_features(*folders, **settings, memory_limit_bytes=1000)
+
+
+@pytest.mark.parametrize("pairs", ["all", "first"])
+def test_several_stored_models_are_compared_in_one_pass(tmp_path, pairs):
+    """compare_many of folders gives the results of compare_many of the models."""
+    models, batches = {name: mlp(at) for at, name in enumerate("abc")}, batches_of(16, 12, 2)
+    expected = compare_many(models, batches[:2], pairs=pairs, progress=False, device="cpu", null=9)
+    stored = {name: saved(tmp_path / name, model, batches) for name, model in models.items()}
+    stored["b"] = stored["b"].folder
+    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 2"):
+        found = compare_many(stored, pairs=pairs, null=9)
+    assert list(found) == list(expected)
+    for key, result in found.items():
+        torch.testing.assert_close(result.matrix, expected[key].matrix)
+        torch.testing.assert_close(result.calibration.p, expected[key].calibration.p)
+        assert (result.model1_name, result.model2_name) == key
+
+
+def test_wrong_arguments_for_several_stored_models_are_errors(tmp_path):
+    """Models and folders cannot be mixed, and folders have their own batches."""
+    stored = saved(tmp_path, mlp(), batches_of(8))
+    with pytest.raises(InputError, match="'b' is not stored: save it with save_features"):
+        compare_many({"a": stored, "b": mlp()})
+    with pytest.raises(InputError, match="have their own batches and layers; omit"):
+        compare_many({"a": stored, "b": stored}, batches_of(8))
+    with pytest.raises(SettingError, match=r"settings of compare_features.*'pooling'"):
+        compare_many({"a": stored, "b": stored}, pooling="mean")
+    with pytest.raises(InputError, match="needs a data loader"):
+        compare_many({"a": mlp(0), "b": mlp(1)})
+
+
+def test_stored_padding_has_no_exact_estimate(tmp_path):
+    """Padding has the mean of its batch, which is not that of all samples."""
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
+    mask = torch.ones(8, 5, dtype=torch.long)
+    mask[0, 3:] = 0
+    batch = {"ids": torch.randint(0, 9, (8, 5)), "attention_mask": mask}
+    run = {"feed": lambda model, batch: model(batch["ids"])}
+    folder = saved(tmp_path / "flat", model, [batch], **run)
+    expected = CKA(model, device="cpu", **run).compare([batch], progress=False)
+    torch.testing.assert_close(compare_features(folder, folder).matrix, expected.matrix)
+    with pytest.raises(InputError, match=r"has tokens that are padding \(0, 1\).*pooling='mean'"):
+        compare_features(folder, folder, estimator="exact")
+    pooled = saved(tmp_path / "mean", model, [batch], pooling="mean", **run)
+    assert compare_features(pooled, pooled, measure=MutualKNN(2))["0", "0"] == 1
 
 
 @pytest.mark.native

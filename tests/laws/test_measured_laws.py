@@ -148,6 +148,22 @@ def test_wrong_sizes_are_refused(probe: MemoryProbe, sizes, error, message) -> N
         probe.law(step, **sizes)
 
 
+def test_doubtful_prediction_is_measured_if_asked(probe: MemoryProbe) -> None:
+    """A step that allocates otherwise far beyond the runs: only a run there can know."""
+
+    def step(n: int) -> None:
+        torch.zeros(n if n % 8 == 0 else 8 * n)
+
+    law = probe.law(step, n=(8, 16, 32))
+    predicted = law.at(n=1001)
+    assert not predicted.is_safe
+    measured = law.at(measure=True, n=1001)
+    assert measured.status == "measured"
+    assert measured.is_safe
+    assert measured.requested_bytes == 8 * 4 * 1001 == law.at(n=1001).requested_bytes
+    assert law.at(measure=True, n=1000).status == "extrapolated"  # nothing is in doubt: no run
+
+
 def test_wrong_questions_are_refused(probe: MemoryProbe) -> None:
     """A law knows its sizes, and needs a card for the largest one."""
     law = probe.law(lambda n: torch.ones(n), n=(8, 16, 32))
@@ -161,7 +177,12 @@ def test_wrong_questions_are_refused(probe: MemoryProbe) -> None:
         law.largest("n", card="h900")
     with pytest.raises(ValueError, match="needs a card or an amount of memory"):
         law.largest("n")
-    assert law.largest("n", memory="1 MB") == (2**20 - law.start_bytes) // 4
+    found = law.largest("n", memory="1 MB")
+    assert found == (2**20 - law.start_bytes) // 4
+    assert not found.is_verified
+    assert "measured on cpu, which cannot be limited to the memory of a card" in found.how
+    with pytest.raises(RegionError, match=r"largest\(verify=True\): the law was measured on cpu"):
+        law.largest("n", memory="1 MB", verify=True)
 
 
 def test_device_that_records_no_blocks_has_a_law_of_its_peak() -> None:

@@ -1,8 +1,8 @@
 """The meter for accelerators: it reads the counters of their caching allocator."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,20 @@ class AcceleratorMeter(Meter):
     def driver(self) -> DriverReading | None:
         memory_info = getattr(torch.get_device_module(self._device), "mem_get_info", None)
         return None if memory_info is None else DriverReading(*memory_info(self._device))
+
+    def total_bytes(self) -> int | None:
+        is_cuda = self._device.type == "cuda"
+        return int(torch.cuda.mem_get_info(self._device)[1]) if is_cuda else None
+
+    @contextmanager
+    def limited(self, limit_bytes: int) -> Iterator[None]:
+        total = torch.cuda.mem_get_info(self._device)[1]
+        share = min(1.0, (limit_bytes + 0.5) / total)
+        torch.cuda.set_per_process_memory_fraction(share, self._device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
 
     def record_requests(self) -> bool:
         return self._history.record_requests()
