@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
+from pytest_cka_memory.repair.means import numbers_of_parts
 from pytest_cka_memory.repair.modules import calls_followed
 from pytest_cka_memory.repair.sites import Site, calling_site, calls_directly, is_users
 from pytest_cka_memory.repair.trials import replaced
@@ -40,6 +41,8 @@ class Root:
     needs_gradients: bool = False
     """Whether what it returned requires gradients."""
     returns_scalar: bool = False
+    numbers_of_parts: str = ""
+    """How the mean over equal parts of a batch differs from the scalar; empty if it does not."""
     batch_size: int = 0
     """The first size of all its arguments; 0 if they are not all tensors of one such size."""
     classes: "Counter[type[torch.nn.Module]]" = field(default_factory=Counter)
@@ -309,6 +312,9 @@ class _Observer:
             root.returns_scalar = tensor.dim() == 0 and tensor is result
             if tensor.requires_grad:
                 root.needs_gradients = True
+                if root.returns_scalar and not root.numbers_of_parts:
+                    has_values = self.observed.has_values
+                    root.numbers_of_parts = numbers_of_parts(tensor, has_values=has_values)
                 tensor.register_hook(lambda _, root=root: setattr(root, "has_gradients", True))
 
     def packs(self, tensor: torch.Tensor) -> torch.Tensor:
