@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "repair",
         usage="%(prog)s TEST [TEST ...] [--card CARD | --device DEVICE] [--to SIZE] [--prove] "
-        "[arguments of pytest ...]",
+        "[--html PAGE] [arguments of pytest ...]",
         help="run tests under changes that may lower their peak, and print what to write",
         description="Run tests again and again on an emulated card without values, each time "
         "under other changes that need no edit. Print what each saves, and what to write.",
@@ -52,6 +52,9 @@ def add_parser(commands: Any) -> None:
         default=20.0,
         help="begin no new trial after so many seconds of processor time; default: 20",
     )
+    parser.add_argument(
+        "--html", type=Path, metavar="PAGE", help="write a page too, with memory before and after"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run, takes_more=True)
 
@@ -69,10 +72,13 @@ def run(args: argparse.Namespace) -> int:
         )
     device = args.device or f"{EMULATED}:{args.card or DEFAULT_CARD},values=off"
     budget = args.to or args.card
-    task = Task("", SEARCH, None if budget is None else _budget(budget), args.seconds)
+    budget_bytes = None if budget is None else _budget(budget)
+    task = Task("", SEARCH, budget_bytes, args.seconds, draws=args.html is not None)
     session = Session(device, args.more, shows_progress=not args.quiet)
     status = 0
+    every = []
     for found in _results(session, task):
+        every.append(found)
         print(found.get("text") or f"{found['test']}: {found['error']}")
         status |= "text" not in found
         for line in _about_reserve(session, found):
@@ -82,6 +88,12 @@ def run(args: argparse.Namespace) -> int:
 
             for line in repair_proof.lines(session, found):
                 print(line, flush=True)
+    if args.html is not None:
+        from pytest_cka_memory.reports import files
+        from pytest_cka_memory.reports.html import repairs
+
+        files.write_whole(args.html, repairs.render(every))
+        print(f"wrote {args.html}")
     return status
 
 

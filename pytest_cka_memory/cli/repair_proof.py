@@ -1,18 +1,26 @@
 """Prove what a report recommends: run the patched copies, and compare what they compute."""
 
+import math
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_cka_memory.errors import CkaMemoryError
 from pytest_cka_memory.plugin.repair_session import MEASURE, VALUES, Task
+from pytest_cka_memory.repair.smaller import Sizes, instead_of
 from pytest_cka_memory.units import format_exact
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.repair.proof import Difference
 
 SECONDS = 120.0
 """A run with values that takes longer is given up."""
+_FLOPS = 5e9
+"""Floating-point operations that the host surely computes in a second."""
 _COPIED = {".py", ".toml", ".ini", ".cfg", ".json", ".yaml", ".yml", ".txt"}
 _SKIPPED = {".git", "node_modules", "__pycache__", "site-packages", ".venv", "venv", "build"}
 _MOST_BYTES = 2**20
@@ -38,7 +46,7 @@ def lines(session: Sessions, found: Mapping[str, Any]) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-copy-") as made:
             folder = _copy(Path.cwd(), Path(made), each["files"])
             yield _about_peak(session, found["test"], each, folder)
-            yield _about_values(session, found["test"], each, folder)
+            yield _about_values(session, found, each, folder)
 
 
 def _copy(root: Path, made: Path, files: Mapping[str, str]) -> Path:
@@ -74,28 +82,81 @@ def _about_peak(session: Sessions, test: str, each: Mapping[str, Any], folder: P
     )
 
 
-def _about_values(session: Sessions, test: str, each: Mapping[str, Any], folder: Path) -> str:
-    from pytest_cka_memory.repair.proof import LAST_DIGITS, difference
+def _about_values(
+    session: Sessions, found: Mapping[str, Any], each: Mapping[str, Any], folder: Path
+) -> str:
+    from pytest_cka_memory.repair.proof import difference
 
+    before = Sizes(*found["sizes"])
+    error = ""
+    for sizes in _sizes(found):
+        kept = _kept(session, found["test"], folder, before, sizes)
+        if isinstance(kept, str):
+            error = error or kept
+            continue
+        try:
+            result = difference(*kept)
+        except ValueError as differing:
+            return f"numbers: they differ: {differing}"
+        smaller = "" if sizes == before else f"; with {instead_of(before, sizes)}"
+        return _compared(each, result, smaller)
+    return f"numbers not compared: {error}"
+
+
+def _sizes(found: Mapping[str, Any]) -> Iterator[Sizes]:
+    """Yield the sizes to run with: as they are unless that takes too long, then smaller ones."""
+    before = Sizes(*found["sizes"])
+    flops, peak = found.get("flops") or 0, found.get("peak_bytes") or 0
+    tried = [before, *before.smaller]
+    for number, sizes in enumerate(tried):
+        share = sizes.share / before.share
+        fits = peak * share < _available_bytes() / 2 and flops * share < _FLOPS * SECONDS
+        if fits or number == len(tried) - 1:
+            yield from tried[number:]
+            return
+
+
+def _available_bytes() -> float:
+    """Return the bytes that the host has available; infinity where it does not say so."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return math.inf
+    kilobytes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * float(next(kilobytes, math.inf))
+
+
+def _kept(
+    session: Sessions, test: str, folder: Path, before: Sizes, sizes: Sizes
+) -> tuple[str, str] | str:
+    """Return the files with the values before and after, or why there are none."""
     device = session.device.replace(",values=off", "")
     kept = []
     for place, name in ((None, "before"), (folder, "after")):
-        task = Task(str(folder / f"{name}.json"), VALUES)
+        task = Task(
+            str(folder / f"{name}-{sizes.batch}-{sizes.tokens}.json"),
+            VALUES,
+            sizes=(astuple(before), astuple(sizes)),
+        )
         found = _first(session, task, folder=place, tests=[test], device=device, timeout=SECONDS)
         if "error" in found:
-            return f"numbers not compared: {found['error']}"
+            return str(found["error"])
+        if sizes != before and not found["shrunk"]:
+            return "the test does not make its inputs with sizes that could be smaller"
         kept.append(found["values"])
-    try:
-        result = difference(*kept)
-    except ValueError as error:
-        return f"numbers: they differ: {error}"
+    return kept[0], kept[1]
+
+
+def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> str:
+    from pytest_cka_memory.repair.proof import LAST_DIGITS
+
     if not result.compared:
         return "numbers not compared: the test has no loss, gradient or result of a model"
-    compared = f"{result.compared} losses, gradients and results compared"
+    compared = f"{result.compared} losses, gradients and results compared{smaller}"
     if result.is_equal:
         return f"numbers: equal, bit for bit ({compared})"
     largest = f"by {result.largest:.1e} of the largest element at most, in the {result.where}"
-    if each["numbers"].startswith("change"):
+    if "change" in each["numbers"]:
         return f"numbers: they differ {largest}, as named: {each['numbers']} ({compared})"
     if each["numbers"] and result.largest <= LAST_DIGITS:
         return f"numbers: the last digits differ, {largest} ({compared})"

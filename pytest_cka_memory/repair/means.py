@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from pytest_cka_memory.meters.torch_private import saved_by
+
 _SAME_VALUE = ("ToCopy", "Clone", "Alias", "View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze")
 _BY_CONSTANT = ("Mul", "Div", "Neg")
 _SUMS = ("Add", "Sub")
@@ -40,9 +42,9 @@ def _of_node(node: Any, has_values: bool) -> str:
     if name in _MEANS:
         return ""
     if name in _WITH_REDUCTION:
-        if node._saved_reduction != _MEAN:
+        if saved_by(node, "reduction") != _MEAN:
             return NOT_A_MEAN
-        if getattr(node, "_saved_weight", None) is not None:
+        if saved_by(node, "weight") is not None:
             return WEIGHTED
         return IGNORED if name.startswith("NllLoss") and _ignores(node, has_values) else ""
     is_sum = name in _SUMS and inner
@@ -52,11 +54,11 @@ def _of_node(node: Any, has_values: bool) -> str:
 
 
 def _ignores(node: Any, has_values: bool) -> bool:
-    ignored = node._saved_ignore_index
+    ignored = saved_by(node, "ignore_index", _DEFAULT_IGNORED)
     ignored -= 2**64 if ignored >= 2**63 else 0  # read as unsigned
     if not has_values:
         return bool(ignored != _DEFAULT_IGNORED)
-    kept = (node._saved_target != ignored).flatten()
+    kept = (saved_by(node, "target") != ignored).flatten()
     parts = kept.reshape(_MOST_PARTS, -1) if kept.numel() % _MOST_PARTS == 0 else kept[None]
     counts = parts.sum(1)
     return bool((counts != counts[0]).any()) if len(parts) > 1 else not bool(kept.all())

@@ -16,6 +16,7 @@ from pytest_cka_memory.meters.torch_private import has_forward_hooks
 from pytest_cka_memory.repair.means import numbers_of_parts
 from pytest_cka_memory.repair.modules import calls_followed
 from pytest_cka_memory.repair.sites import Site, calling_site, calls_directly, is_users
+from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import replaced
 
 _IN_PLACE = (torch.nn.ReLU, torch.nn.SiLU, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.ReLU6)
@@ -97,6 +98,8 @@ class Observed:
     """The types of queries of ``scaled_dot_product_attention``; empty if it is not called."""
     is_autocast: bool = False
     is_compiled: bool = False
+    sizes: list[Sizes] = field(default_factory=list)
+    """Of the first input of each model."""
     half: bool = False
     """Whether parameters are in a type of 16 bits already."""
     activations: dict[type[torch.nn.Module], list[Site | None]] = field(default_factory=dict)
@@ -306,6 +309,10 @@ class _Observer:
 
     def _note_call(self, root: Root, given: Any, result: Any) -> None:
         args, kwargs = given
+        first = next(_tensors([*args, *kwargs.values()]), None)
+        if first is not None and first.dim():
+            is_text = first.dim() == 2 and not first.is_floating_point()
+            self.observed.sizes.append(Sizes(first.shape[0], first.shape[1] if is_text else 0))
         sizes = {each.shape[0] if _is_batch(each) else 0 for each in args}
         root.batch_size = sizes.pop() if len(sizes) == 1 and not kwargs else 0
         for tensor in _tensors(result):

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import Refusal, Trial
 
 LEAST_SHARE = 0.005
@@ -19,6 +20,8 @@ class Repairs:
     """Every change that ran, and every combination."""
     refusals: list[Refusal] = field(default_factory=list)
     budget_bytes: int | None = None
+    sizes: Sizes = field(default_factory=Sizes)
+    """How large the inputs of the step are."""
     is_complete: bool = False
     """False if it was interrupted, or ended for lack of time."""
 

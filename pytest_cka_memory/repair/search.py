@@ -69,6 +69,8 @@ class Search:
 
     def _search(self) -> None:
         observed = self._observe()
+        if len(set(observed.sizes)) == 1:
+            self.repairs.sizes = observed.sizes[0]
         self.repairs.as_it_is = replace(self._try(()), flops=None)
         if self.repairs.as_it_is.figures is None and not self._goes_on:
             return

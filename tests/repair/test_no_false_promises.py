@@ -143,9 +143,7 @@ def classify(wanted: torch.Tensor, **options: Any) -> torch.Tensor:
     ],
     ids=["none", "as-many-in-each-part", "in-one-part", "none-of-the-given"],
 )
-def test_targets_that_are_ignored(
-    wanted: list[int], options: dict[str, int], numbers: str
-) -> None:
+def test_targets_that_are_ignored(wanted: list[int], options: dict[str, int], numbers: str) -> None:
     """The mean over parts is the same if each part has as many targets that count."""
     loss = classify(torch.tensor(wanted), **options)
     assert means.numbers_of_parts(loss, has_values=True) == numbers

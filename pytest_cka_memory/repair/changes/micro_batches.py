@@ -45,7 +45,8 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
                 edits=edits_of_roots(
                     roots, decorator, decorator, text_of(MicroBatches), text_of(in_micro_batches)
                 ),
-                advice="call the model with parts of the batch, and divide each loss by their number",
+                advice="call the model with parts of the batch, and divide each loss by the number "
+                "of parts",
                 condition="each part has as many targets that ignore_index does not leave out",
                 order=5,
             )
