@@ -18,6 +18,7 @@ from pytest_cka_memory.repair.modules import calls_followed
 from pytest_cka_memory.repair.sites import Site, calling_site, calls_directly, is_users
 from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import replaced
+from pytest_cka_memory.repair.unused_locals import UnusedLocals
 
 _IN_PLACE = (torch.nn.ReLU, torch.nn.SiLU, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.ReLU6)
 """Activations that take ``inplace``."""
@@ -104,6 +105,7 @@ class Observed:
     """Whether parameters are in a type of 16 bits already."""
     activations: dict[type[torch.nn.Module], list[Site | None]] = field(default_factory=dict)
     """Class of activations that are not in place -> where they are made."""
+    unused: UnusedLocals = field(default_factory=UnusedLocals)
     read_again: dict[type[torch.nn.Module], str] = field(default_factory=dict)
     """Class of activations that must not overwrite their input -> why."""
 
@@ -257,6 +259,7 @@ class _Observer:
         # In a backward pass modules are called again by checkpoints of the user's own.
         if not outer and module not in self._known and not self._in_backward:
             self._add_root(module)
+        self.observed.unused.note(self.observed.device)
 
     def _add_root(self, module: torch.nn.Module) -> None:
         observed = self.observed
@@ -367,6 +370,7 @@ class _Observer:
 
             def backward(*args: Any, **kwargs: Any) -> Any:
                 observed.backward_calls += 1
+                observed.unused.note(observed.device)
                 self._since_step += 1
                 kept = (*args[first : first + 2], kwargs.get("retain_graph"))
                 observed.is_higher_order |= any(kept) or bool(kwargs.get("create_graph"))
@@ -381,6 +385,7 @@ class _Observer:
         def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             observed.optimizers.setdefault(type(optimizer), None)
             observed.steps += 1
+            observed.unused.note(observed.device)
             observed.accumulates |= self._since_step > 1
             self._since_step = 0
             self._in_optimizer += 1

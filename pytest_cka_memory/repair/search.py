@@ -7,9 +7,10 @@ from functools import partial
 from itertools import combinations, islice
 
 from pytest_cka_memory.repair.changes import checkpointing, offered
+from pytest_cka_memory.repair.initializing import without_random_values
 from pytest_cka_memory.repair.observation import Observed, observing
 from pytest_cka_memory.repair.results import LEAST_SHARE, Repairs, keeps_numbers
-from pytest_cka_memory.repair.trials import Change, Runner, Trial, flops_of, tried
+from pytest_cka_memory.repair.trials import Change, Figures, Runner, Trial, flops_of, tried
 
 _MOST_COMBINED = 3
 _MOST_SWAPS = 40
@@ -42,7 +43,8 @@ class Search:
         has_values: bool = True,
         goes_on: bool = True,
     ) -> None:
-        self._run = run
+        self._given = run
+        self._run = run if has_values else self._quick
         self._is_out_of_memory = is_out_of_memory
         self._progress = progress
         self._deadline = time.process_time() + seconds
@@ -71,7 +73,12 @@ class Search:
         observed = self._observe()
         if len(set(observed.sizes)) == 1:
             self.repairs.sizes = observed.sizes[0]
-        self.repairs.as_it_is = replace(self._try(()), flops=None)
+        as_it_is = self._try(())
+        if as_it_is.error and as_it_is.error != "out of memory" and self._run != self._given:
+            self._run = self._given  # it reads values on the host
+            del self._known[frozenset()]
+            as_it_is = self._try(())
+        self.repairs.as_it_is = replace(as_it_is, flops=None)
         if self.repairs.as_it_is.figures is None and not self._goes_on:
             return
         changes, refusals = offered(observed)
@@ -84,6 +91,11 @@ class Search:
         self._fewest_checkpoints(changes)
         self._combine(changes)
         self._count_flops()
+
+    def _quick(self) -> Figures:
+        """Run the step without values that nothing computes with."""
+        with without_random_values():
+            return self._given()
 
     def _variants(self, changes: Sequence[Change]) -> list[Change]:
         """Try the cheaper forms of the checkpoints that save most."""
@@ -135,7 +147,7 @@ class Search:
 
     def _fewest_checkpoints(self, changes: Sequence[Change], beside: Sequence[Change] = ()) -> None:
         """Look for the fewest modules whose checkpoints fit the budget, beside other changes."""
-        if self.repairs.budget_bytes is None:
+        if self.repairs.budget_bytes is None or self._fits(self.repairs.as_it_is):
             return
         for change in changes:
             selection = change.part

@@ -84,7 +84,7 @@ def _by_order(code: CodeType, last: int) -> Site | None:
         if instruction.opname.startswith("CALL"):
             at_line.append((line, instruction.offset))
     before = [pair for pair in at_line if pair[1] <= last]  # since 3.11 caches follow it
-    function = _function_of(code)
+    function = function_of(code)
     if not before or function is None:
         return None
     line = before[-1][0]
@@ -100,7 +100,7 @@ def _by_order(code: CodeType, last: int) -> Site | None:
     return Site(code.co_filename, call.lineno, call.col_offset, *ends, code.co_name)
 
 
-def _function_of(code: CodeType) -> ast.AST | None:
+def function_of(code: CodeType) -> ast.AST | None:
     """Return the tree of a function or of a module; None if there is not exactly one."""
     tree = ast.parse(Path(code.co_filename).read_bytes())
     if code.co_name == "<module>":

@@ -8,6 +8,7 @@ from pytest_cka_memory.repair.trials import Change, Refusal
 
 OFFERS = (
     "gradients",
+    "deletions",
     "checkpointing",
     "host",
     "losses",
