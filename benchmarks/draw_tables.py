@@ -16,6 +16,7 @@ import cost_tables
 import law_tables
 import ranks_tables
 import real_cards_tables
+import repairs_tables
 import scripts_tables
 import values_tables
 from processes import Row
@@ -238,6 +239,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "versions": versions,
         "skipped, by version": skips,
     },
+    DOCS / "how-to" / "repairs.md": {"repairs": repairs_tables.repairs},
     DOCS / "how-to" / "laws.md": {"laws": law_tables.laws},
     DOCS / "explanation" / "values.md": {
         "suites": values_tables.suites,
