@@ -22,11 +22,10 @@ from cka.functional.distributions import (
     NullDistribution,
     null_distribution,
 )
-from cka.functional.features import cka_from_features
+from cka.functional.features import align_tokens, cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
 from cka.functional.neighbours import CKNNA, MutualKNN, measure_from_features
-from cka.functional.segments import align_tokens
 from cka.gate import Agreement, same_representations
 from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match

@@ -25,6 +25,7 @@ from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
 from cka.running.exact import Exact, ExactNeighbours
+from cka.running.messages import Progress
 from cka.running.model_runner import (
     ComparedModel,
     Feed,
@@ -42,7 +43,6 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
-from cka.running.progress import Progress
 from cka.running.run import Outcome, Resamples, Run, SimultaneousRuns
 from cka.samples import SampleRule, Samples
 

@@ -27,10 +27,9 @@ from cka.errors import CKAWarning, InputError, SettingError
 from cka.functional.kernels import Kernel, flattened, linear_gram, resolve_kernel
 from cka.result import CKAResult
 from cka.running.estimators import Estimator, Measurement, Minibatch, check_settings
-from cka.running.messages import named_warnings
+from cka.running.messages import Progress, named_warnings
 from cka.running.model_runner import Rows
 from cka.running.placement import eager, evaluation_mode, layer_by_layer
-from cka.running.progress import Progress
 from cka.running.run import Resamples, Run
 
 _SCHEMA = "cka-features/1"

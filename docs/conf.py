@@ -35,6 +35,7 @@ html_theme = "furo"
 html_title = f"pytest-cka-memory {version}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+html_js_files = ["tables.js"]
 html_copy_source = False
 html_show_sourcelink = False
 

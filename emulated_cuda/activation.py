@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 
-from emulated_cuda import tried_torch
+from emulated_cuda import torch_versions
 from emulated_cuda.errors import WITHOUT_VALUES, DeviceError
 
 _ON = ("1", "true", "on", "yes", "y")
@@ -55,7 +55,7 @@ def turn_on(path: str, *, required: bool) -> bool:
         _reason = (
             f"the emulated device computes values with {', '.join(missing)}, which torch "
             f"{torch.__version__} lacks; install one of the versions with which it was tried "
-            f"(torch {tried_torch.RANGE}), or {WITHOUT_VALUES}"
+            f"(torch {torch_versions.RANGE}), or {WITHOUT_VALUES}"
         )
         if required:
             raise DeviceError(_reason)

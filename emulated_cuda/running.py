@@ -4,24 +4,67 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import tried_torch
+from emulated_cuda import torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records, run_folders, snapshots
+from emulated_cuda.loading import checks, children, records
 from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
+
+_PREFIX = "emulated-cuda-records-"
+_UNLOCKED = "emulated-cuda-new-"
+
+
+@contextmanager
+def folder_of_records() -> Iterator[Path]:
+    """Make a folder, and remove it at the end.
+
+    What was left by processes that were killed is removed too. A folder is in use as long as its
+    lock is held, which the system releases when the process ends in any way.
+    """
+    remove_stale_folders()
+    # It gets the name that others look for when it is locked.
+    made = Path(tempfile.mkdtemp(prefix=_UNLOCKED))
+    lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = made.rename(made.with_name(made.name.replace(_UNLOCKED, _PREFIX)))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_stale_folders() -> None:
+    """Remove the folders of this user that no process has locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is locked or gone, or not of this user
+            _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(lock).st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
@@ -174,7 +217,7 @@ def main(arguments: Sequence[str]) -> int:
     except DeviceError as error:
         reader.error(str(error))
     _warn_of_untried_torch()
-    with run_folders.new() as folder:
+    with folder_of_records() as folder:
         environment = children.environment_with(
             _with_driver(folder),
             card=options.card,
@@ -240,7 +283,7 @@ def _snapshot_setting(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     path.unlink(missing_ok=True)  # the program, which is the first process, makes it again
-    return {snapshots.SETTING: str(path.absolute())}
+    return {records.SETTING: str(path.absolute())}
 
 
 def _bytes(text: str) -> int:
@@ -279,7 +322,7 @@ def _command(program: Sequence[str], is_module: bool) -> list[str]:
 
 def _warn_of_untried_torch() -> None:
     try:
-        warning = tried_torch.warning_about(version("torch"))
+        warning = torch_versions.warning_about(version("torch"))
     except PackageNotFoundError:  # importable without metadata
         return
     if warning:

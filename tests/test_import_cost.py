@@ -8,8 +8,8 @@ import pytest
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has after `statement`."""
-    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    """Return the modules that a fresh interpreter has after `statement`."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())

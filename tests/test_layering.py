@@ -33,7 +33,7 @@ PICTURES = {
         triton
         values
         preparation
-        torch_private  triton_private tried_torch
+        torch_private  triton_private
         torch_versions cards          threads        imports        packing
         errors
     """,

@@ -79,7 +79,7 @@ def step(device, batch, tokens, words, width, depth, heads):
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, betas=(0.9, 0.95))
     text = torch.randint(0, words, (batch, tokens), device=device)
     for _ in range(2):
-        logits, loss = model(text, text)
+        logits, loss = model(text, text)  # noqa: RUF059 - as the source has it
         model.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

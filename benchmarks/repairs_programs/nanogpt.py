@@ -56,7 +56,7 @@ def step(device, batch, tokens, words, width, depth, heads):
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95))
     text = torch.randint(0, words, (batch, tokens), device=device)
     for _ in range(2):
-        logits, loss = model(text, text)
+        logits, loss = model(text, text)  # noqa: RUF059 - as the source has it
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -1,13 +1,49 @@
-"""Warnings of a comparison: what was left out or is NaN, and why."""
+"""What a comparison says while it runs and after it: a bar of its progress, and warnings."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from types import TracebackType
 
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from cka.capture.layers import format_labels
+
+
+class Progress:
+    """A tqdm bar that counts batches. It never gets the batches, so it keeps none alive."""
+
+    def __init__(self, total: int | None, *, shown: bool) -> None:
+        """Start the bar.
+
+        Args:
+            total: number of batches; None if the loader has no length.
+            shown: whether it is visible.
+        """
+        self._bar = tqdm(total=total, desc="CKA", unit="batch", disable=not shown)
+        self._start = time.perf_counter()
+
+    def batch_done(self, samples: int) -> None:
+        """Count one batch; ``samples`` is the number of samples in all batches so far."""
+        if self._bar.disable:
+            return
+        rate = samples / max(time.perf_counter() - self._start, 1e-9)
+        self._bar.set_postfix_str(f"{samples} samples, {rate:.0f} samples/s", refresh=False)
+        self._bar.update()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.close()
 
 
 def nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from emulated_cuda import activation, imports, preparation, threads
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records, snapshots
+from emulated_cuda.loading import checks, children, records
 from emulated_cuda.loading.library import Library
 from emulated_cuda.torch_versions import BACKWARD_THREAD, INDUCTOR_SETTINGS
 
@@ -125,7 +125,7 @@ def load(
     children.load_in_children(card, devices, total, values)
     _library.join(children.setting_of(os.environ)["machine"])
     records.write_at_exit(_library, found, total)
-    snapshots.write_at_exit()
+    records.record_until_exit()
     atexit.register(wait_for_backward_threads)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.smi import details, table
+from emulated_cuda.smi import table
 from emulated_cuda.smi.fields import FIELDS, NOT_KNOWN, PROCESS_FIELDS, Field, ProcessField
 from emulated_cuda.smi.nvml import Device, Nvml
 
@@ -74,7 +74,7 @@ def _lines(options: argparse.Namespace, nvml: Nvml, devices: Sequence[Device]) -
                 values = [column.value(device, process) for column in columns]
                 yield _csv(columns, values, options.format)
     elif options.query:
-        yield from details.lines(nvml, devices, options.display)
+        yield from table.long_form(nvml, devices, options.display)
     else:
         yield from table.lines(nvml, devices)
 
@@ -143,8 +143,8 @@ def _check(reader: argparse.ArgumentParser, options: argparse.Namespace) -> None
                     f"not have it (--help-query-{option} lists those that it has)"
                 )
     for name in options.display:
-        if name not in (*details.SECTIONS, "PIDS"):
-            reader.error(f"-d {name}: write some of {', '.join((*details.SECTIONS, 'PIDS'))}")
+        if name not in (*table.SECTIONS, "PIDS"):
+            reader.error(f"-d {name}: write some of {', '.join((*table.SECTIONS, 'PIDS'))}")
     form = options.format or []
     if (options.query_gpu or options.query_compute_apps) and "csv" not in form:
         reader.error("--format=csv is missing")

@@ -13,7 +13,6 @@ import torch
 
 from emulated_cuda import preparation, torch_private
 from emulated_cuda.values import copies, sizes, special
-from emulated_cuda.values.card_arguments import as_on_a_card
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -22,12 +21,13 @@ from emulated_cuda.values.computing import (
 )
 from emulated_cuda.values.equivalents import EQUIVALENTS, by_name, recurrent
 from emulated_cuda.values.operators import Kernel
-from emulated_cuda.values.single_rounding import rounded_once
 from emulated_cuda.values.special import (
     accepting_numbers,
+    as_on_a_card,
     if_refused,
     power_of_number,
     power_of_number_out,
+    rounded_once,
 )
 
 _KEY = "CUDA"

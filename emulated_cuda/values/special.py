@@ -6,6 +6,8 @@
   down is 0 then (`div_floor_integer` of PyTorch; before torch 2.12 it was not defined). Other
   roundings and remainders by zero are not defined there.
 - Singular values with a driver of cuSOLVER: the CPU refuses to be given one.
+- Sums, products with a factor and others in half precision, which a card computes in single
+  precision and rounds once: the CPU rounds twice.
 - Products of quantized tensors, for which cuDNN finds no plan without a GPU.
 - Numbers in place of tensors, as in ``x * 2``: torch wraps the number in a tensor of the lowest
   priority for the type of the result, and gives the number to kernels in Python, but its own
@@ -15,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -254,3 +257,110 @@ def _tensor_for(value: Any, others: list[Any]) -> Any:
         return torch.scalar_tensor(value, dtype=dtype, device="cpu")  # faster than torch.tensor
     except (RuntimeError, OverflowError, TypeError):  # the number does not fit; it is not used
         return torch.tensor(1, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A keyword argument of an operator, whatever the user gave for it."""
+
+    name: str
+    on_cpu: Any
+    """The value with which the CPU computes what a card does."""
+    source: str
+    """Where torch says what a card does."""
+
+
+_LEAST_SQUARES = Argument(
+    "driver",
+    "gels",
+    "torch.linalg.lstsq: None is 'gelsy' on the CPU and 'gels' on CUDA, where no other is valid",
+)
+_SINGULAR_VALUES = Argument(
+    "driver",
+    None,
+    "torch.linalg.svd: it chooses a method of cuSOLVER and works on CUDA inputs only; the results "
+    "of all methods are decompositions of the same matrix",
+)
+CARD_ARGUMENTS = {
+    "aten::linalg_lstsq": _LEAST_SQUARES,
+    "aten::linalg_lstsq.out": _LEAST_SQUARES,
+    "aten::_linalg_svd": _SINGULAR_VALUES,
+    "aten::_linalg_svd.U": _SINGULAR_VALUES,
+}
+"""Operator -> the argument that is another one on the CPU. Torch's own CUDA operator runs first, so
+what a card refuses, such as ``driver="gelsd"`` of ``lstsq``, is refused in torch's words before.
+Arguments that the CPU refuses, such as ``pivot=False`` of LU, are in :mod:`.equivalents`."""
+
+
+def as_on_a_card(name: str, compute: Kernel) -> Kernel:
+    """Return a function for the CPU that computes an operator as a card does."""
+    argument = CARD_ARGUMENTS.get(name)
+    if argument is None:
+        return compute
+    replaced = {argument.name: argument.on_cpu}
+    return lambda *args, **kwargs: compute(*args, **{**kwargs, **replaced})
+
+
+_HALF = (torch.float16, torch.bfloat16)
+# The CPU's kernels for these round a product, or a logarithm's argument, before they go on.
+_SUMS = "aten/src/ATen/native/ufunc/add.h and cuda/CUDALoops.cuh: opmath_t"
+_LISTS = "aten/src/ATen/native/cuda/ForeachBinaryOp*.cu: opmath_t"
+_LOGIT = "aten/src/ATen/native/cuda/UnarySpecialOpsKernel.cu: logit_kernel_cuda, T_ACC"
+_UNIFORM = "aten/src/ATen/native/cuda/DistributionTemplates.h: uniform_kernel, which draws floats"
+ROUNDED_ONCE = {
+    **{
+        f"aten::{base}{overload}": _SUMS
+        for base in ("add", "sub", "rsub")
+        for overload in (".Tensor", "_.Tensor", ".out", ".Scalar", "_.Scalar")
+    },
+    **{
+        f"aten::_foreach_{base}{end}.{overload}": _LISTS
+        for base in ("add", "sub")
+        for end in ("", "_")
+        for overload in ("List", "Scalar", "ScalarList", "Tensor")
+    },
+    **dict.fromkeys(("aten::logit", "aten::logit_", "aten::logit.out"), _LOGIT),
+    "aten::uniform_": _UNIFORM,
+}
+"""Operator -> where torch's kernel for CUDA computes it in single precision."""
+
+
+def rounded_once(name: str, compute: Kernel) -> Kernel:
+    """Return a function for the CPU that computes an operator in single precision if it is one."""
+    if name not in ROUNDED_ONCE:
+        return compute
+    is_in_place = name.partition(".")[0].endswith("_")
+    is_uniform = name == "aten::uniform_"
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not any(_is_half(value) for value in args[:2]):
+            return compute(*args, **kwargs)
+        wide = [_widened(value) for value in args]
+        out = kwargs.get("out")
+        if out is not None:
+            computed = compute(*wide, **{**kwargs, "out": torch.empty(0)})
+            return out.resize_(computed.shape).copy_(computed)
+        computed = compute(*wide, **kwargs)
+        if not is_in_place:
+            return computed  # it is rounded when it is written into the result
+        targets, values = (x if isinstance(x, list) else [x] for x in (args[0], wide[0]))
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
+        if is_uniform:
+            start, end = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])[:2]
+            args[0].masked_fill_(args[0] == end, start)  # a card draws no number that is the end
+        return args[0]
+
+    return call
+
+
+def _is_half(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(_is_half(item) for item in value)
+    return isinstance(value, torch.Tensor) and value.dtype in _HALF
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_widened(item) for item in value]
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype in _HALF else value

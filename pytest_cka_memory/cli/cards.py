@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
-from pytest_cka_memory.core.card_uses import (
+from pytest_cka_memory.errors import DeviceError, ReportError
+from pytest_cka_memory.meters.device_names import EMULATED
+from pytest_cka_memory.reports import cards as tables
+from pytest_cka_memory.reports.cards import (
     FAILED,
     OUT_OF_MEMORY,
     CardUse,
     uses_of,
     with_peaks_elsewhere,
 )
-from pytest_cka_memory.errors import DeviceError, ReportError
-from pytest_cka_memory.meters.device_names import EMULATED
-from pytest_cka_memory.reports import cards as tables
 from pytest_cka_memory.stored.json_report import read
 from pytest_cka_memory.units import counted
 

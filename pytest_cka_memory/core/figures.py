@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
-from pytest_cka_memory.core.batch_figures import BatchFigures
 from pytest_cka_memory.core.conditions import OF_OPERATORS, OF_SCRATCH
 from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figure_rows import AdditionalFigures, Figure
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.reserve_figures import ReserveFigures
+from pytest_cka_memory.core.record_parts import BatchFigures, ReserveFigures
 from pytest_cka_memory.units import MB
 
 _SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"

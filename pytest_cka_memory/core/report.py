@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,30 @@ from pytest_cka_memory.units import counted, format_with_unit
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.verdicts import Breach, Result
+
+
+_FIXTURE = re.compile(r"::[^:]+ \((?:class|module|package|session) fixture\)")
+_SCOPE = re.compile(r"::all tests \((?:class|module) scope\)$")
+
+
+def fixture_nodeid(place: str, name: str, scope: str) -> str:
+    """Return ``tests/conftest.py::model (session fixture)``."""
+    return f"{place}::{name} ({scope} fixture)"
+
+
+def is_fixture(nodeid: str) -> bool:
+    """Whether it names a fixture, which is not collected as a test is."""
+    return (bool(_FIXTURE.search(nodeid)) and nodeid.endswith(" fixture)")) or is_scope(nodeid)
+
+
+def scope_nodeid(place: str, scope: str) -> str:
+    """Return ``tests/test_model.py::TestModel::all tests (class scope)``."""
+    return f"{place}::all tests ({scope} scope)"
+
+
+def is_scope(nodeid: str) -> bool:
+    """Whether it names the region of a whole class or module, whose limits fail its last test."""
+    return bool(_SCOPE.search(nodeid))
 
 
 Payload = dict[str, Any]
@@ -152,7 +177,7 @@ class ReportBuilder:
         waiting, self._relations = self._relations, {}
         if not any(waiting.values()):
             return []
-        from pytest_cka_memory.core.late_relations import judged_late
+        from pytest_cka_memory.core.relations import judged_late
 
         self._read = None
         return [

@@ -27,8 +27,8 @@ from pytest_cka_memory.holders.tensors import (
 )
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
-from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.autograd_nodes import is_node
+from pytest_cka_memory.meters import torch_keepers
+from pytest_cka_memory.meters.objects import is_node
 
 _NAMES = ("_modules", "_parameters", "_buffers")
 _OF_MODULES = {text for name in _NAMES for text in (f"['{name}']", f".{name}")}
@@ -142,7 +142,7 @@ def _is_flat(value: Any) -> bool:
 
 def _is_saved(text: str) -> bool:
 
-    name = torch_private.unpacked_name(text.removeprefix("."))
+    name = torch_keepers.unpacked_name(text.removeprefix("."))
     return name.startswith(("_saved_", "saved_tensors"))
 
 

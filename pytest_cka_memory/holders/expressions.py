@@ -19,7 +19,7 @@ from typing import Any
 
 from pytest_cka_memory.holders.tensors import class_name
 from pytest_cka_memory.holders.tree import Reference, ReferencePath, locals_of
-from pytest_cka_memory.meters.autograd_nodes import mro
+from pytest_cka_memory.meters.objects import mro
 
 _MAX_LENGTH = 240
 """Characters of an expression; of a longer one, the first and the last."""

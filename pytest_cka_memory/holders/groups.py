@@ -35,8 +35,7 @@ from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType
 from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
-from pytest_cka_memory.meters.objects import gradient_of
+from pytest_cka_memory.meters.objects import grad_fn_of, gradient_of, is_node
 
 _CREATES = frozenset(
     {"arange", "as_tensor", "asarray", "empty", "eye", "from_dlpack", "from_numpy", "frombuffer"}

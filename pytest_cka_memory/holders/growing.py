@@ -38,7 +38,7 @@ from pytest_cka_memory.holders.tree import (
     module_roots,
 )
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
+from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 
 _REBUILT = "each batch replaces `{}` by a larger one: limit its length, or empty it between batches"
 _GROWS = (

@@ -31,7 +31,7 @@ from pytest_cka_memory.holders.tensors import (
 )
 from pytest_cka_memory.holders.tree import Paths, Reference, ReferencePath
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
+from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 from pytest_cka_memory.units import counted
 
 _NOT_KEEPERS = frozenset(

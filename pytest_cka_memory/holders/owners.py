@@ -21,7 +21,7 @@ from pytest_cka_memory.holders.tensors import class_name
 from pytest_cka_memory.holders.tree import ReferencePath
 from pytest_cka_memory.holders.unreached import Unreached
 from pytest_cka_memory.meters import torch_keepers, torch_private
-from pytest_cka_memory.meters.autograd_nodes import is_node, mro
+from pytest_cka_memory.meters.objects import is_node, mro
 from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
 _FIND_OUT = (

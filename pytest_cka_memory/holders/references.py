@@ -21,10 +21,12 @@ from pytest_cka_memory.holders.search import RulesForType, TypeRules
 from pytest_cka_memory.holders.tensors import class_module
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters import torch_keepers, torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node, mro
 from pytest_cka_memory.meters.objects import (
     PLAIN_TENSORS,
+    grad_fn_of,
     gradient_of,
+    is_node,
+    mro,
     storages_of,
     with_subclasses,
 )
@@ -187,7 +189,7 @@ def _references_of_tensor(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
 
 def _node_rules(kind: type) -> TypeRules:
     """Return the rules for one type of autograd node: its inputs' nodes and saved tensors."""
-    saved = torch_private.raw_saved(kind)
+    saved = torch_keepers.raw_saved(kind)
     is_leaf = "variable" in dir(kind)
 
     def references(node: Any) -> Iterator[tuple[str, Any]]:
@@ -204,7 +206,7 @@ def _node_rules(kind: type) -> TypeRules:
 
 def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield what is saved under `name`, not unpacked: unpacking would run the user's hooks."""
-    plain = torch_private.unpacked_name(name)
+    plain = torch_keepers.unpacked_name(name)
     try:
         raw = getattr(node, name)
         several = isinstance(raw, tuple)

@@ -18,7 +18,7 @@ from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.search import LEAVES, ByType, RulesForType, Walk
 from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
+from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 
 _MOST_OBJECTS = 400_000
 """Objects after which the walk stops, so that its time is bounded."""

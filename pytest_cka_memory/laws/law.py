@@ -250,7 +250,7 @@ class Law:
             MissingPackageError: if matplotlib is not installed.
             ValueError: if the law has no such size.
         """
-        from pytest_cka_memory.laws.drawing import plot
+        from pytest_cka_memory.laws.text import plot
 
         name = self.names[-1] if name is None else name
         self._check((name, *sizes), complete=False)

@@ -2,7 +2,6 @@
 
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.measure.evidence import Explainer
 from pytest_cka_memory.measure.observers import note_end
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.measure.region_context import RegionContext
+from pytest_cka_memory.measure.region_context import Labels, RegionContext, function_name
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
@@ -101,10 +100,9 @@ class MemoryProbe:
         self._stack = region_stack_for(self.meter)
         self._explainer = explainer
         self._is_thorough = is_thorough
-        self._numbers_labels = numbers_labels
         self._before_reading = before_reading
         self._also = also if callable(also) else self._checked(also)
-        self._labels: Counter[str] = Counter()
+        self._labels = Labels(numbers_labels)
         self._open_regions: list[Region] = []
         self._regions: list[weakref.ref[Region]] = []
 
@@ -130,7 +128,7 @@ class MemoryProbe:
 
     @contextmanager
     def _measured(self, label: str | None) -> Iterator[Region]:
-        region = self._region(self._unique_label(_label_text(label) or "region"))
+        region = self._region(self._labels.unique(label))
         with self._ending(region):
             yield region
 
@@ -164,7 +162,7 @@ class MemoryProbe:
                 f"warmup must be a whole number of calls, 0 or more, not {warmup!r}; "
                 "write e.g. warmup=1"
             )
-        label = self._unique_label(_function_name(func))
+        label = self._labels.unique(function_name(func))
         warmup_retained_bytes = []
         for _ in range(warmup):
             warmup_region = self._region(label)
@@ -207,18 +205,9 @@ class MemoryProbe:
         Raises:
             ValueError: if there are no counts, they do not rise, or the loader is too short.
         """
-        from pytest_cka_memory.measure.loaders import FirstBatches
-        from pytest_cka_memory.measure.sweeps import Sweep
+        from pytest_cka_memory.measure.sweeps import sweep
 
-        counts = _checked_counts(batch_counts, loader)
-        name = _function_name(func)
-        regions = []
-        for count in counts:
-            prepared = () if setup is None else (setup(),)
-            with self.measure(f"{name} x{count}") as region:
-                func(*prepared, region.batches(FirstBatches(loader, count)))
-            regions.append(region)
-        return Sweep(counts, tuple(regions))
+        return sweep(self.measure, func, loader, batch_counts, setup)
 
     def largest(
         self, step: Callable[[int], Any], at_most: int = 4096, *, limit_mb: object = None
@@ -286,7 +275,7 @@ class MemoryProbe:
         from pytest_cka_memory.laws.committed import to_dict
         from pytest_cka_memory.measure.law_runs import find_law
 
-        with self.measure(f"law of {_function_name(step)}") as region:
+        with self.measure(f"law of {function_name(step)}") as region:
             found = find_law(self._stack, step, law_of, sizes)
             region.law = to_dict(found)
         return found
@@ -375,7 +364,7 @@ class MemoryProbe:
         """Forget the regions that have ended after the first `number` ones, and their labels."""
         forgotten = self.records[number:]
         del self.records[number:]
-        self._labels.subtract(record.label for record in forgotten)
+        self._labels.forget(record.label for record in forgotten)
 
     def explain_compared(self, error: BaseException) -> list[tuple[str, RegionRecord]]:
         """Explain the figures of regions that the user has read before `error` was raised.
@@ -451,36 +440,3 @@ class MemoryProbe:
             self.records.append(region.record)
             if self._explainer is None:
                 note_end(self, region.record)
-
-    def _unique_label(self, label: str) -> str:
-        self._labels[label] += 1
-        if self._labels[label] == 1 or not self._numbers_labels:
-            return label
-        # Recursive, because the user may have used the numbered label too.
-        return self._unique_label(f"{label} #{self._labels[label]}")
-
-
-def _label_text(label: object) -> str:
-    """Return a label as text without line breaks, because reports and xdist take only that."""
-    return "" if label is None else " ".join(str(label).split())
-
-
-def _function_name(func: Callable[..., Any]) -> str:
-    return getattr(func, "__name__", type(func).__name__)
-
-
-def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple[int, ...]:
-    counts = tuple(batch_counts)
-    if not counts or counts[0] < 1 or list(counts) != sorted(set(counts)):
-        raise ValueError(
-            f"batch_counts must be rising numbers, 1 or more, not {counts}; write e.g. (1, 2, 4)"
-        )
-    from pytest_cka_memory.measure.loaders import length_of
-
-    available = length_of(loader)
-    if available is not None and available < counts[-1]:
-        raise ValueError(
-            f"the loader has {counted(available, 'batch')}, batch_counts asks for {counts[-1]}; "
-            f"write counts up to {available}, or use a longer loader"
-        )
-    return counts

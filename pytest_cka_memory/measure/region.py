@@ -23,9 +23,8 @@ from pytest_cka_memory.measure.evidence import (
 )
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
-from pytest_cka_memory.measure.recordings import WithRecording
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
-from pytest_cka_memory.measure.reserve import ReserveEvidence
+from pytest_cka_memory.measure.reserve import ReserveEvidence, WithRecording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

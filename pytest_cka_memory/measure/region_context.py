@@ -1,5 +1,9 @@
-"""What ``measure()`` returns: a context manager that reports if it is used without ``with``."""
+"""What ``measure()`` returns: a context manager that reports if it is used without ``with``.
 
+And the labels of the regions that it opens.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
@@ -11,6 +15,39 @@ from pytest_cka_memory.measure.region import Region, public_names
 Opening = Callable[[], AbstractContextManager[Region]]
 
 _OF_REGIONS = public_names()
+
+
+class Labels:
+    """The labels of a probe's regions, each used once.
+
+    Args:
+        are_numbered: whether a label that is used again gets a number: ``region #2``.
+    """
+
+    def __init__(self, are_numbered: bool) -> None:
+        self._are_numbered = are_numbered
+        self._counts: Counter[str] = Counter()
+
+    def unique(self, label: object) -> str:
+        """Return a user's label as a region gets it: ``region`` for None or an empty one."""
+        # Without line breaks, because reports and xdist take only that.
+        return self._numbered(("" if label is None else " ".join(str(label).split())) or "region")
+
+    def _numbered(self, label: str) -> str:
+        self._counts[label] += 1
+        if self._counts[label] == 1 or not self._are_numbered:
+            return label
+        # Recursive, because the user may have used the numbered label too.
+        return self._numbered(f"{label} #{self._counts[label]}")
+
+    def forget(self, labels: Iterable[str]) -> None:
+        """Take back labels of regions that are not reported."""
+        self._counts.subtract(labels)
+
+
+def function_name(func: Callable[..., Any]) -> str:
+    """Return the label of a region that measures a call of `func`."""
+    return getattr(func, "__name__", type(func).__name__)
 
 
 class RegionContext(ContextDecorator, AbstractContextManager[Region]):

@@ -1,14 +1,17 @@
-"""Why the reserve of one region is larger than what is in use, found while it is."""
+"""What a region's allocator did: its history, and why its reserve is larger than what is in use."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nlargest
+from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import DrawnSegment, ReserveState
+from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters.base import Meter, Peaks
 
 _RISE = 1.1
@@ -156,3 +159,42 @@ def _with_lines(
         )
         for segment in segments
     )
+
+
+class WithRecording:
+    """A region whose device may record what its allocator does."""
+
+    _stack: RegionStack
+
+    def save_snapshot(self, path: str | Path = "memory_snapshot.pickle") -> Path:
+        """Write what torch has recorded of the allocator until now, with the program's lines.
+
+        ``python -m pytest_cka_memory snapshot FILE`` explains the file, and ``replay FILE`` tries
+        other settings of the allocator.
+
+        Args:
+            path: the file to write.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            RegionError: if nothing is being recorded.
+
+        Example:
+            .. code-block:: python
+
+                torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")
+                with cka_memory.measure("step") as region:
+                    train(model, batch)
+                    region.save_snapshot("step.pickle")
+        """
+        path = Path(path)
+        meter = self._stack.meter
+        if not meter.dump_history(path):
+            raise RegionError(
+                f"cannot write {path}: {meter.device} records no history of allocations; on a CUDA "
+                "device run pytest with --cka-memory-snapshots=FOLDER, or call torch.cuda.memory."
+                '_record_memory_history(max_entries=1_000_000, stacks="python") first'
+            )
+        return path

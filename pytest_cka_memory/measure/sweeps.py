@@ -1,13 +1,16 @@
 """Code that runs at several sizes: over batch counts, and up to the largest size that fits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_cka_memory.core.figures import shown_columns
 from pytest_cka_memory.errors import LimitError, RegionError
 from pytest_cka_memory.measure import display
+from pytest_cka_memory.measure.loaders import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.measure.region_context import function_name
 from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
 from pytest_cka_memory.units import MB, counted, format_size, format_with_unit, megabytes
@@ -191,3 +194,37 @@ class Sweep:
             return [unit]
         growth = format_size(self.growth_over_batch_counts_mb * MB)
         return [f"{unit}; growth of retained over batch counts: {growth} per batch"]
+
+
+def sweep(
+    measure: Callable[[str], AbstractContextManager[Region]],
+    func: Callable[..., Any],
+    loader: Iterable[Any],
+    batch_counts: Sequence[int],
+    setup: Callable[[], Any] | None,
+) -> Sweep:
+    """Do what :meth:`MemoryProbe.sweep` says, in regions that `measure` opens."""
+    counts = _checked_counts(batch_counts, loader)
+    name = function_name(func)
+    regions = []
+    for count in counts:
+        prepared = () if setup is None else (setup(),)
+        with measure(f"{name} x{count}") as region:
+            func(*prepared, region.batches(FirstBatches(loader, count)))
+        regions.append(region)
+    return Sweep(counts, tuple(regions))
+
+
+def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple[int, ...]:
+    counts = tuple(batch_counts)
+    if not counts or counts[0] < 1 or list(counts) != sorted(set(counts)):
+        raise ValueError(
+            f"batch_counts must be rising numbers, 1 or more, not {counts}; write e.g. (1, 2, 4)"
+        )
+    available = length_of(loader)
+    if available is not None and available < counts[-1]:
+        raise ValueError(
+            f"the loader has {counted(available, 'batch')}, batch_counts asks for {counts[-1]}; "
+            f"write counts up to {available}, or use a longer loader"
+        )
+    return counts

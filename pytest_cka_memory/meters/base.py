@@ -10,8 +10,8 @@ from typing import Any
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.memory_timeline import Recording
+from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.reserve import ReserveState
-from pytest_cka_memory.core.reserve_figures import Refusal
 
 
 @dataclass(frozen=True)

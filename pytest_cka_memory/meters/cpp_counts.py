@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters import torch_keepers, torch_private
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _COUNT = 0xFFFFFFFF
@@ -242,7 +242,7 @@ def _places_in_saved() -> _Places | None:
             packed, packed_leaf = value.sin().grad_fn, leaf.sin().grad_fn
     if packed_leaf is None:
         return None
-    names = torch_private.raw_saved(type(packed))
+    names = torch_keepers.raw_saved(type(packed))
     if len(names) != 1:
         return None
     node = address_of_node(value.grad_fn)

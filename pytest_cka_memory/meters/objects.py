@@ -1,14 +1,42 @@
-"""The live tensor storages of this process, found among Python's objects."""
+"""What live Python objects are for a meter: tensor storages and autograd nodes."""
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.collector import Generations
+
+if TYPE_CHECKING:
+    import torch
+
+
+def mro(kind: type) -> tuple[type, ...]:
+    """Return a class and its bases, even if its metaclass overrides ``__mro__``."""
+    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    return found
+
+
+def is_node(kind: type) -> bool:
+    """Whether a type is that of an autograd node."""
+    found = (type.__dict__["__dict__"].__get__(cls).get("next_functions") for cls in mro(kind))
+    return any(type(item) is types.GetSetDescriptorType for item in found)
+
+
+def grad_fn_of(tensor: "torch.Tensor") -> Any:
+    """Return the autograd node that computed a tensor; None if it has none or cannot be asked."""
+    from pytest_cka_memory.meters import torch_private
+
+    with torch_private.no_subclass_function(), torch_private.no_dispatch():  # as in gradient_of
+        try:
+            return tensor.grad_fn
+        except RuntimeError:  # a view whose base was modified in a way that autograd rejects
+            return None
+
 
 # A tensor without a plain storage (opaque, batched by functorch, not yet materialised) raises one
 # of these and is not counted. A subclass may raise anything.

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.meters import cpp_counts, torch_private
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
+from pytest_cka_memory.meters import cpp_counts, torch_keepers, torch_private
 from pytest_cka_memory.meters.blocks.python_objects import CompiledRelease
-from pytest_cka_memory.meters.objects import gradient_of, storages_of
+from pytest_cka_memory.meters.objects import grad_fn_of, gradient_of, is_node, storages_of
 
 
 class Freed(NamedTuple):
@@ -197,7 +196,7 @@ class _Release:
             self._depths[id(found)] = max(self._depths.get(id(found), 0), depth + 1)
         yield from map(_Reference, following)
         yield _Reference(getattr(node, "variable", None))  # the leaf, of a node that has one
-        for name in torch_private.raw_saved(type(node)):
+        for name in torch_keepers.raw_saved(type(node)):
             try:
                 raw = getattr(node, name)
             except RuntimeError:  # the backward pass has freed it
@@ -256,7 +255,7 @@ def _calls_back(value: Any) -> bool:
         and reference.__callback__ is not None
         # Dynamo notes a number for each module.
         and not str(getattr(reference.__callback__, "__module__", "")).startswith(
-            torch_private.DYNAMO
+            torch_keepers.DYNAMO
         )
         for reference in weakref.getweakrefs(value)
     )
@@ -281,7 +280,7 @@ def _of_unpacked(node: Any, name: str, index: int | None) -> Iterator[_Reference
     Of a result of the node, only a copy can be read: another tensor with the same storage.
     """
     try:
-        saved = getattr(node, torch_private.unpacked_name(name))
+        saved = getattr(node, torch_keepers.unpacked_name(name))
     except RuntimeError:  # it was modified since
         return
     tensor = saved if index is None else saved[index]

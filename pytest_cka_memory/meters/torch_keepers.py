@@ -1,15 +1,18 @@
-"""The private names of torch by which C++ code and compilers keep tensors.
+"""The private names of torch by which its C++ code, compilers and loaders keep tensors.
 
 Each of them may be missing: then what it keeps is reported without its holder.
 """
 
 import sys
+import weakref
 from typing import Any
 
 import torch
 
 COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._functorch._aot_autograd")
 """Packages whose objects and functions belong to code that ``torch.compile`` made."""
+DYNAMO = "torch._dynamo"
+"""The name of a package of torch; it is not imported for it."""
 RESET_COMPILER = "torch._dynamo.reset()"
 
 
@@ -81,3 +84,31 @@ def packed_tensors(value: Any) -> list[Any]:
     except (RuntimeError, AttributeError):  # it has no unpack(), or its library is not available
         return []
     return list(found) if isinstance(found, tuple) else [found]
+
+
+_RAW_SAVED = "_raw_saved_"
+_raw_saved: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
+"""What is known of the types of nodes; weakly, because users define some of them."""
+
+
+def raw_saved(kind: type) -> tuple[str, ...]:
+    """Return the attributes of a type of autograd node that hold its saved tensors, not unpacked.
+
+    Tensors that are held under other names are reported as having no Python holder.
+    """
+    names = _raw_saved.get(kind)
+    if names is None:  # dir() takes longer than all else that is asked of a small node
+        names = tuple(name for name in dir(kind) if name.startswith(_RAW_SAVED))
+        _raw_saved[kind] = names
+    return names
+
+
+def unpacked_name(raw: str) -> str:
+    """Return the attribute by which users read what is saved under a raw attribute."""
+    return "saved_tensors" if raw == f"{_RAW_SAVED}tensors" else raw.replace("_raw", "", 1)
+
+
+def received_early(iterator: Any) -> list[Any]:
+    """Return the batches that a loader's iterator has received but not yielded yet."""
+    tasks = getattr(iterator, "_task_info", {})
+    return [task[1] for task in list(tasks.values()) if len(task) == 2]

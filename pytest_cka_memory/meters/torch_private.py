@@ -1,6 +1,6 @@
 """Every private name of torch that the plugin uses, and a substitute if a torch version lacks it.
 
-Those by which C++ code and compilers keep tensors are in :mod:`.torch_keepers`; no other module may
+Those by which torch keeps tensors are in :mod:`.torch_keepers`; no other module may
 use one. They exist from torch 2.9 to 2.15 but may be removed without notice:
 
 - most are looked up once, and :data:`LOST` states what does not work without them;
@@ -279,34 +279,9 @@ RUN_BACKWARD: Any = _found(
     "what an accelerator's backward pass allocates has no line",
 )
 """The Python function in which a thread waits for the backward pass that it has started."""
-_RAW_SAVED = "_raw_saved_"
-_raw_saved: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
-"""What is known of the types of nodes; weakly, because users define some of them."""
-
-
-def raw_saved(kind: type) -> tuple[str, ...]:
-    """Return the attributes of a type of autograd node that hold its saved tensors, not unpacked.
-
-    Tensors that are held under other names are reported as having no Python holder.
-    """
-    names = _raw_saved.get(kind)
-    if names is None:  # dir() takes longer than all else that is asked of a small node
-        names = tuple(name for name in dir(kind) if name.startswith(_RAW_SAVED))
-        _raw_saved[kind] = names
-    return names
-
-
-def unpacked_name(raw: str) -> str:
-    """Return the attribute by which users read what is saved under a raw attribute."""
-    return "saved_tensors" if raw == f"{_RAW_SAVED}tensors" else raw.replace("_raw", "", 1)
-
 
 SHOWS_SAVED = _found("torch._C._autograd.SavedTensor.data", None) is not None
 """Whether a saved tensor can be read without the user's unpack hook; not in torch 2.9."""
-
-
-DYNAMO = "torch._dynamo"
-"""The name of a package of torch; it is not imported for it."""
 
 
 class _NoFunction:
@@ -345,12 +320,6 @@ LOADER_ITERATOR: Any = _found("torch.utils.data.dataloader._MultiProcessingDataL
 
 STATE_MAKER = "_init_group"
 """The method by which each optimizer of torch makes its state in its first step."""
-
-
-def received_early(iterator: Any) -> list[Any]:
-    """Return the batches that a loader's iterator has received but not yielded yet."""
-    tasks = getattr(iterator, "_task_info", {})
-    return [task[1] for task in list(tasks.values()) if len(task) == 2]
 
 
 def schema_of(operator: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Each was seen in torch 2.9 to 2.15, if nothing else is said. Private names are in
 :mod:`.torch_private`; what the emulated device takes is in :mod:`emulated_cuda.torch_versions`.
-:mod:`pytest_cka_memory.core.card_uses` reads sizes in the message of ``torch.OutOfMemoryError``.
+:mod:`pytest_cka_memory.reports.cards` reads sizes in the message of ``torch.OutOfMemoryError``.
 """
 
 import torch

@@ -19,8 +19,7 @@ import pytest
 from pytest_cka_memory.errors import RankError
 from pytest_cka_memory.integrations import process_roles
 from pytest_cka_memory.integrations.process_roles import this_rank
-from pytest_cka_memory.integrations.sigterm import OnSigterm
-from pytest_cka_memory.integrations.torchrun import RankSync
+from pytest_cka_memory.integrations.torchrun import OnSigterm, RankSync
 from pytest_cka_memory.plugin.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import without_capture
 from pytest_cka_memory.plugin.reporter import Reporter

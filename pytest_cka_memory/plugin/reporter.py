@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pytest
 
 import pytest_cka_memory
-from emulated_cuda import tried_torch
+from emulated_cuda import torch_versions
 from pytest_cka_memory.core import conditions
-from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.places import anonymizer
-from pytest_cka_memory.core.report import Collection, ReportBuilder, file_of, merged
+from pytest_cka_memory.core.report import Collection, ReportBuilder, file_of, is_scope, merged
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.integrations import process_roles
 from pytest_cka_memory.meters.device_names import is_emulated
@@ -90,7 +89,7 @@ def outputs_of(settings: Settings) -> list[Output]:
     baseline = settings.baseline
     # A report may be given the path at which later sessions look for baselines.
     if baseline.asked_for or reports or baseline.path.exists():
-        from pytest_cka_memory.stored.output import BaselineOutput
+        from pytest_cka_memory.stored.update import BaselineOutput
 
         others.append(BaselineOutput(baseline))
     if settings.history is not None:
@@ -244,7 +243,7 @@ class Reporter:
 
     def _warnings(self) -> list[str]:
         """Return what is known in this process so far; some needs torch, which may come later."""
-        texts = [tried_torch.warning_about(conditions.installed_torch())]
+        texts = [torch_versions.warning_about(conditions.installed_torch())]
         if is_emulated(self.settings.device):
             from emulated_cuda import activation
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cka_memory.core.fixture_names import fixture_nodeid, scope_nodeid
+from pytest_cka_memory.core.report import fixture_nodeid, scope_nodeid
 from pytest_cka_memory.errors import BaselineError
 from pytest_cka_memory.measure.observers import observe_regions
 from pytest_cka_memory.plugin.device import known_meter, meter_of

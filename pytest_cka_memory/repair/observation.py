@@ -13,9 +13,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
+from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly, is_users
 from pytest_cka_memory.repair.means import numbers_of_parts
 from pytest_cka_memory.repair.modules import calls_followed
-from pytest_cka_memory.repair.sites import Site, calling_site, calls_directly, is_users
 from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import replaced
 from pytest_cka_memory.repair.unused_locals import UnusedLocals

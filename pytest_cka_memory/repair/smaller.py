@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pytest_cka_memory.repair.sites import is_users
+from pytest_cka_memory.repair.edits import is_users
 
 _BY_SIZE = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.full)
 _RANDOM_INTEGERS = torch.randint

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.repair.sites import function_of, is_users
+from pytest_cka_memory.repair.edits import function_of, is_users
 
 _LEAST_BYTES = 2**10
 _READING_ALL = {"locals", "vars", "eval", "exec"}

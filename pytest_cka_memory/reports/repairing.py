@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.fixture_names import is_scope
+from pytest_cka_memory.core.report import is_scope
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.meters.device_names import is_emulated
 from pytest_cka_memory.units import MB

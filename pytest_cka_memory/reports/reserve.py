@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.reserve import ReservePart, reserve_advice, reserve_lines, total_of
-from pytest_cka_memory.core.reserve_figures import Refusal
 from pytest_cka_memory.reports.fitting import wrapped
 from pytest_cka_memory.units import counted, format_with_unit
 

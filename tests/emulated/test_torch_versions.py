@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import emulated_cuda
-from emulated_cuda import torch_private, torch_versions, tried_torch, triton_private
+from emulated_cuda import torch_private, torch_versions, triton_private
 from emulated_cuda.torch_versions import Row
 from emulated_cuda.values import results
 
@@ -29,7 +29,7 @@ def test_row_is_used_by_the_code(name):
 def test_row_was_seen_in_versions_that_were_tried(name):
     """The oldest and the newest version of each row are among the versions that were tried."""
     row = ROWS[name]
-    assert tried_torch.OLDEST_TRIED <= row.oldest <= row.newest <= tried_torch.NEWEST_TRIED
+    assert torch_versions.OLDEST_TRIED <= row.oldest <= row.newest <= torch_versions.NEWEST_TRIED
     assert row.what
 
 

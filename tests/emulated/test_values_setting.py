@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from emulated_cuda import tried_torch
+from emulated_cuda import torch_versions
 from emulated_cuda.errors import WITHOUT_VALUES as REMEDY
 
 pytestmark = pytest.mark.emulates
@@ -88,7 +88,7 @@ def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
     assert warning == (
         "warning: values are not computed: the emulated device computes values with "
         f"torch.library.get_kernel, which torch {torch.__version__} lacks; install one of the "
-        f"versions with which it was tried (torch {tried_torch.RANGE}), or {REMEDY}"
+        f"versions with which it was tried (torch {torch_versions.RANGE}), or {REMEDY}"
     )
 
 

@@ -22,8 +22,8 @@ from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import BaselineError
 from pytest_cka_memory.stored import baselines as baseline_file
 from pytest_cka_memory.stored.baselines import BaselineKey, Entries
-from pytest_cka_memory.stored.output import BaselineOutput
 from pytest_cka_memory.stored.plan import BaselinePlan
+from pytest_cka_memory.stored.update import BaselineOutput
 
 fuzz = settings(max_examples=int(os.environ.get("CKA_MEMORY_FUZZ", "100")), deadline=None)
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from reports_made import record
 
-from pytest_cka_memory.core.card_uses import CardUse, missing_in, uses_of, with_peaks_elsewhere
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import cards
+from pytest_cka_memory.reports.cards import CardUse, missing_in, uses_of, with_peaks_elsewhere
 from pytest_cka_memory.units import MB
 
 REFUSED = (

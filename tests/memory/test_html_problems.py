@@ -292,3 +292,23 @@ def test_flat_region_has_a_quiet_line() -> None:
     *_, reference, last, style, text = chart.growth_spots()
     assert reference == last
     assert (style, text) == ("growth flat", "growth: 0 per batch")
+
+
+def test_growth_of_the_reserve_is_drawn_with_the_reserve() -> None:
+    """A region whose reserve grows has a chart of its reserve, and none of what is in use."""
+    limit = limit_from_marker("flat_per_batch", (1,), {"of": "reserved"})
+    plain = record()
+    samples = [
+        replace(sample, reserved_bytes=(40 + 20 * sample.batch) * MB) for sample in plain.timeline
+    ]
+    growing = replace(plain, timeline=tuple(samples))
+    result = judge("t", growing, [limit])
+    (chart,) = charts.charts_of_other_levels(growing, result.breaches)
+    assert chart.points.levels == [(40 + 20 * batch) * MB for batch in range(1, 10)]
+    assert chart.growth.text == "growth: +20.00 MB per batch"
+    assert chart.growth.last == samples[-1].reserved_bytes
+    (line,) = chart.limits
+    assert line.last - line.first == (chart.growth.end - chart.growth.start) * MB
+    text = shown(rendered(result))
+    assert "MB, reserved by torch's allocator" in text
+    assert "above the level at entry" not in text

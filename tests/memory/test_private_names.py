@@ -15,7 +15,7 @@ import torch
 from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.survivors import holdings
-from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.ledger import storages
 from pytest_cka_memory.meters.ledger.meter import StorageMeter
 
@@ -265,8 +265,8 @@ def test_tensors_saved_by_a_graph_get_the_hint_of_c_code_without_their_names(
     result no Python object has.
     """
     assert "attached to its autograd graph" in hint_of(saving)
-    monkeypatch.setattr(torch_private, "_RAW_SAVED", "_stowed_")
-    monkeypatch.setattr(torch_private, "_raw_saved", WeakKeyDictionary())
+    monkeypatch.setattr(torch_keepers, "_RAW_SAVED", "_stowed_")
+    monkeypatch.setattr(torch_keepers, "_raw_saved", WeakKeyDictionary())
     assert "this may be an autograd graph of which no Python object has the result" in hint_of(
         saving
     )

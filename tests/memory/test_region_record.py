@@ -8,7 +8,7 @@ import pytest
 from pytest_cka_memory import Holding, RegionRecord, Sample
 from pytest_cka_memory.core.figure_rows import AdditionalFigures
 from pytest_cka_memory.core.figures import DERIVED, READABLE
-from pytest_cka_memory.core.reserve_figures import ReserveFigures
+from pytest_cka_memory.core.record_parts import ReserveFigures
 from pytest_cka_memory.units import MB
 
 FULL = RegionRecord(

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from pytest_cka_memory.integrations.sigterm import OnSigterm
+from pytest_cka_memory.integrations.torchrun import OnSigterm
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_a_descriptor_of_the_user_stays_set() -> None:
 
 FORK = """
 import os, threading
-from pytest_cka_memory.integrations.sigterm import OnSigterm
+from pytest_cka_memory.integrations.torchrun import OnSigterm
 
 handler = OnSigterm(print, print)
 handler.start()

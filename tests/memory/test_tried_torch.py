@@ -2,10 +2,10 @@
 
 import pytest
 
-from emulated_cuda import tried_torch
-from emulated_cuda.tried_torch import warning_about
+from emulated_cuda import torch_versions
+from emulated_cuda.torch_versions import warning_about
 
-MAJOR, MINOR = tried_torch.NEWEST_TRIED
+MAJOR, MINOR = torch_versions.NEWEST_TRIED
 
 
 @pytest.mark.parametrize(

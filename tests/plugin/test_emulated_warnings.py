@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from emulated_cuda import tried_torch
+from emulated_cuda import torch_versions
 from emulated_cuda.errors import WITHOUT_VALUES as REMEDY
 
 pytestmark = pytest.mark.emulates
@@ -37,7 +37,7 @@ torch_versions.NEEDED_NAMES = torch_versions.Row(("torch.planted.name",), "not i
 WITHOUT_VALUES = (
     "warning: values are not computed: the emulated device computes values with "
     f"torch.planted.name, which torch {torch.__version__} lacks; install one of the versions with "
-    f"which it was tried (torch {tried_torch.RANGE}), or {REMEDY}"
+    f"which it was tried (torch {torch_versions.RANGE}), or {REMEDY}"
 )
 
 

@@ -67,7 +67,7 @@ def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[st
 def test_search_without_time_does_not_say_that_nothing_fits() -> None:
     """Without the time to try everything, the report only says that nothing has fitted so far."""
     from pytest_cka_memory.repair.report import as_text
-    from pytest_cka_memory.repair.results import Repairs
+    from pytest_cka_memory.repair.search import Repairs
     from pytest_cka_memory.repair.trials import Figures, Trial
 
     found = Repairs(Trial((), Figures(3 * 2**20, None)), budget_bytes=2**20)

@@ -11,7 +11,7 @@ import torch
 from pytest_cka_memory.repair import means
 from pytest_cka_memory.repair.changes import offered
 from pytest_cka_memory.repair.observation import observing
-from pytest_cka_memory.repair.results import keeps_numbers
+from pytest_cka_memory.repair.search import keeps_numbers
 from pytest_cka_memory.repair.trials import Figures, tried
 
 

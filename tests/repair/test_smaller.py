@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_cka_memory.cli import repair_proof
+from pytest_cka_memory.cli import repair
 from pytest_cka_memory.repair.smaller import Sizes, instead_of, made_smaller
 
 BEFORE, NOW = Sizes(8, 100), Sizes(4, 10)
@@ -78,6 +78,6 @@ def test_sizes_of_a_proof_depend_on_the_work() -> None:
     """A step of much work begins with smaller sizes; one of little with its own."""
     found = {"sizes": [8, 1024], "peak_bytes": 2**20}
     small, large = {**found, "flops": 10**6}, {**found, "flops": 10**13}
-    assert next(repair_proof._sizes(small)) == Sizes(8, 1024)
-    assert next(repair_proof._sizes(large)) == Sizes(4, 64)
-    assert list(repair_proof._sizes({**found, "peak_bytes": 2**60})) == [Sizes(4, 64)]
+    assert next(repair._sizes(small)) == Sizes(8, 1024)
+    assert next(repair._sizes(large)) == Sizes(4, 64)
+    assert list(repair._sizes({**found, "peak_bytes": 2**60})) == [Sizes(4, 64)]

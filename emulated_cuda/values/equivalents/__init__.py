@@ -7,7 +7,6 @@ returns what the operator would have written. :func:`.table.equivalent` names th
 from emulated_cuda.values.equivalents import (
     attention,
     attention_sequences,
-    decompositions,
     normalization,
     others,
     products,

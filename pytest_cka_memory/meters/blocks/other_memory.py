@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.blocks.counter import Counter, Origin, prepared_functions
 from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 from pytest_cka_memory.meters.objects import storages_in, storages_of
@@ -233,7 +233,7 @@ class OtherMemory(LentMemory):
         storages = {
             storage.data_ptr(): storage.nbytes() + storage.data_ptr() - self._block_of(storage)
             for iterator in list(self._iterators)
-            for batch in torch_private.received_early(iterator)
+            for batch in torch_keepers.received_early(iterator)
             for storage in storages_in(batch)
         }
         return sum(storages.values())

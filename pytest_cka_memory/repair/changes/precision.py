@@ -1,4 +1,4 @@
-"""Narrower types: autocast, and weights in bfloat16."""
+"""Narrower types: autocast, weights in bfloat16; and attention that keeps no weights."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -6,15 +6,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pytest_cka_memory.repair.changes.forwards import (
-    Forward,
-    edits_of_roots,
-    forward_of_roots,
-)
+from pytest_cka_memory.repair.changes.forwards import Forward, edits_of_roots, forward_of_roots
 from pytest_cka_memory.repair.edits import wrapped
 from pytest_cka_memory.repair.observation import Observed, Root
-from pytest_cka_memory.repair.trials import Change, Copied, Refusal, replaced
+from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal, replaced
 
 GROUP = "precision"
 NUMBERS = "changes the numbers: bfloat16"
@@ -73,4 +70,40 @@ def _converting(roots: list[Root], copied: Copied) -> Iterator[None]:
     with ExitStack() as stack:
         for kind in dict.fromkeys(root.kind for root in roots):
             stack.enter_context(replaced(kind, "__init__", wrapper(kind, kind.__init__)))
+        yield
+
+
+_BACKENDS = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")
+_OF_16_BITS = {torch.bfloat16, torch.float16}
+_IMPORT = """
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+"""
+
+
+def offers_of_attention(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield each implementation that does not keep the attention weights."""
+    if not observed.attention or observed.device == "cpu" or observed.is_compiled:
+        return
+    if not observed.attention <= _OF_16_BITS:  # all but one take 16 bits only
+        return
+    for name in _BACKENDS:
+        context = f"sdpa_kernel(SDPBackend.{name})"
+        yield Change(
+            f"attention by {name.partition('_')[0].lower()}",
+            "attention",
+            functools.partial(_by_backend, observed.roots, getattr(SDPBackend, name)),
+            numbers=LAST_DIGITS,
+            edits=edits_of_roots(observed.roots, context, context, _IMPORT),
+            advice=f"call the model in torch.nn.attention.{context}",
+            order=4,
+        )
+
+
+@contextmanager
+def _by_backend(roots: list[Root], backend: SDPBackend, copied: Copied) -> Iterator[None]:
+    def by_backend(forward: Forward) -> Forward:
+        return sdpa_kernel(backend)(forward)
+
+    with forward_of_roots(roots, by_backend):
         yield

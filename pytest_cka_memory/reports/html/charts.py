@@ -10,8 +10,9 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import Sample, judged_growth
+from pytest_cka_memory.core.growth import JudgedGrowth, Sample, judged_growth
 from pytest_cka_memory.core.holdings import Holding, Link
+from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import template
@@ -94,10 +95,13 @@ def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine 
     judged = judged_growth(record.timeline, next(warmups, 1))
     if judged is None:
         return None
-    start, end = judged.reference.batch - 1, judged.last.batch - 1
     # Without the garbage, which is not growth.
     level = judged.reference.allocated_bytes - judged.reference.garbage_bytes
-    reference = level - record.start_bytes
+    return _growth_from(judged, level - record.start_bytes)
+
+
+def _growth_from(judged: JudgedGrowth, reference: float) -> GrowthLine:
+    start, end = judged.reference.batch - 1, judged.last.batch - 1
     growth = judged.bytes_per_batch
     sign = "+" if growth > 0 else ""
     text = f"growth: {sign}{format_with_unit(growth)} per batch"
@@ -105,17 +109,21 @@ def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine 
     return GrowthLine(judged.first.batch - 1, start, end, reference, last, text)
 
 
-def points(samples: Sequence[Sample]) -> Points:
+def points(samples: Sequence[Sample], level: str = "allocated_bytes") -> Points:
     """Reduce a timeline to the highest level and peak of every few batches.
 
     Args:
         samples: one for each batch, in their order.
+        level: the attribute of a sample that is its level. Others than what is in use have no peak
+            within a batch.
     """
     step = -(-len(samples) // _MOST_POINTS) or 1  # rounded up
     groups = [samples[start : start + step] for start in range(0, len(samples), step)]
     return Points(
-        [max(s.allocated_bytes for s in group) for group in groups],
-        [max(s.peak_bytes for s in group) for group in groups],
+        [max(getattr(s, level) for s in group) for group in groups],
+        [max(s.peak_bytes for s in group) for group in groups]
+        if level == "allocated_bytes"
+        else [],
         step,
     )
 
@@ -189,6 +197,8 @@ class Chart(NamedTuple):
     start_bytes: int
     batches: int
     growth: GrowthLine | None = None
+    level: str = ""
+    """What is drawn, in words; empty for what is in use."""
 
     def heights(self, sizes: Iterable[float]) -> list[float]:
         """Return how far up the axis these sizes are, which are above the level at entry."""
@@ -218,6 +228,8 @@ class Chart(NamedTuple):
     @property
     def title(self) -> str:
         """What the vertical axis has."""
+        if self.level:
+            return f"{self.axis.unit}, {self.level}"
         return f"{self.axis.unit} above the level at entry ({format_with_unit(self.start_bytes)})"
 
 
@@ -235,12 +247,40 @@ def chart_of(record: RegionRecord, breaches: Sequence[Breach]) -> Chart | None:
     return Chart(scale, drawn, lines, record.start_bytes, len(record.timeline), growth)
 
 
+_LEVEL_WORDS = {
+    "reserved_bytes": "reserved by torch's allocator",
+    "outside_bytes": "in use on the card outside torch's allocator",
+    "pools_bytes": "reserved by private pools",
+}
+
+
+def charts_of_other_levels(record: RegionRecord, breaches: Sequence[Breach]) -> Iterator[Chart]:
+    """Yield a chart of each level other than what is in use whose growth broke a limit."""
+    for breach in breaches:
+        level = OTHER_LEVELS.get(breach.figure)
+        warmup = 1 if breach.warmup is None else breach.warmup
+        judged = judged_growth(record.timeline, warmup, level) if level else None
+        if level is None or judged is None:
+            continue
+        growth = _growth_from(judged, getattr(judged.reference, level))
+        # The limit starts where growth does, so that the difference between them is the breach.
+        rise = breach.allowed_bytes * (growth.end - growth.start)
+        allowed = f"allowed by {breach.limit}: {format_with_unit(breach.allowed_bytes)} per batch"
+        limit = LimitLine(allowed, growth.reference, growth.reference + rise, growth.start)
+        drawn = points(record.timeline, level)
+        scale = axis([*drawn.levels, growth.reference, growth.last, limit.last])
+        batches = len(record.timeline)
+        yield Chart(scale, drawn, [limit], 0, batches, growth, _LEVEL_WORDS[level])
+
+
 def timeline(chart: Chart) -> Iterator[str]:
     """Yield a figure of levels and peaks per batch, with the limits."""
     levels = [level - chart.start_bytes for level in chart.points.levels]
     peaks = [peak - chart.start_bytes for peak in chart.points.peaks]
     lowest, highest = format_with_unit(min(levels)), format_with_unit(max(levels))
     live = f"live {lowest} to {highest} above the level at entry"
+    if chart.level:
+        live = f"{lowest} to {highest} {chart.level}"
     yield f"<figure class='chart'><p class='unit'>{chart.title}</p><div class='plot'>"
     yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
     yield f"aria-label='{counted(chart.batches, 'batch')}, {live}'>"
@@ -249,7 +289,8 @@ def timeline(chart: Chart) -> Iterator[str]:
         yield f"<path class='warmup' d='M0,0H{growth[0]}V100H0z'/>"
     for value, _ in chart.axis.ticks:
         yield f"<path class='grid' d='M0,{100 - chart.axis.share(value):.2f}h100'/>"
-    yield _path(chart.heights(peaks), "peak")
+    if peaks:
+        yield _path(chart.heights(peaks), "peak")
     yield _path(chart.heights(levels), "level")
     if growth is not None:
         _, left, right, reference, last, style, _ = growth
@@ -265,8 +306,10 @@ def timeline(chart: Chart) -> Iterator[str]:
     yield f"<p class='axis'><span>batch 1</span><span>batch {chart.batches:,}</span></p>"
     step = chart.points.step
     every = f", highest of every {step}" if step > 1 else ""
-    yield f"<figcaption><span class='key level'>live after each batch{every}</span> "
-    yield "<span class='key peak'>peak within it</span> "
+    live = chart.level or "live"
+    yield f"<figcaption><span class='key level'>{live} after each batch{every}</span> "
+    if peaks:
+        yield "<span class='key peak'>peak within it</span> "
     for line, style in zip(chart.limits, _limit_styles(), strict=False):
         yield f"<span class='key {style}'>{template.text(line.text)}</span> "
     if growth is not None:

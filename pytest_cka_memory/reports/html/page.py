@@ -14,6 +14,7 @@ from pytest_cka_memory.core import kinds, sentences
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports import reserve, summary
@@ -225,8 +226,10 @@ def _figures(group: ProblemGroup) -> Iterator[str]:
     record = group.result.record
     if not group.breaches:
         return
+    for other in charts.charts_of_other_levels(record, group.breaches):
+        yield from charts.timeline(other)
     chart = charts.chart_of(record, group.breaches)
-    if chart is not None:
+    if chart is not None and not all(breach.figure in OTHER_LEVELS for breach in group.breaches):
         yield from charts.timeline(chart)
     for breach in _owned(group.breaches):
         if chart is None or FIGURES[breach.figure].explained_by == "at_peak":

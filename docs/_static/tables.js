@@ -1,0 +1,20 @@
+// A table that is wider than the page: smaller first, then each row as a list of "column: value".
+function fitTables() {
+  for (const table of document.querySelectorAll(".table-wrapper > table.docutils")) {
+    const isTooWide = () => table.parentElement.scrollWidth > table.parentElement.clientWidth + 1;
+    table.classList.remove("dense", "stacked");
+    if (isTooWide()) table.classList.add("dense");
+    if (isTooWide()) table.classList.add("stacked");
+  }
+}
+
+addEventListener("DOMContentLoaded", () => {
+  for (const table of document.querySelectorAll(".table-wrapper > table.docutils")) {
+    const columns = [...table.querySelectorAll("thead th")].map((cell) => cell.innerText.trim());
+    for (const row of table.querySelectorAll("tbody tr"))
+      [...row.cells].forEach((cell, index) => (cell.dataset.column = columns[index] ?? ""));
+  }
+  fitTables();
+  document.fonts.ready.then(fitTables);
+  addEventListener("resize", fitTables);
+});

@@ -1,0 +1,165 @@
+"""What is kept for backward: nothing where nobody differentiates, less where activations overwrite
+their input, or on the host, from which it is copied back.
+"""
+
+import functools
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.repair.changes.forwards import (
+    Forward,
+    edits_of_roots,
+    forward_of_roots,
+)
+from pytest_cka_memory.repair.edits import in_context, with_argument, wrapped
+from pytest_cka_memory.repair.modules import calls_followed
+from pytest_cka_memory.repair.observation import Observed, Root
+from pytest_cka_memory.repair.trials import Change, Copied, Refusal
+from pytest_cka_memory.repair.written import in_place, saved_on_host, text_of
+
+
+def offers_without_graph(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield ``no_grad`` for models that no backward pass reaches."""
+    unused = [root for root in observed.roots if root.needs_gradients and not root.has_gradients]
+    if not unused:
+        return
+    names = ", ".join(dict.fromkeys(root.kind.__name__ for root in unused))
+    sites = {root.called_at for root in unused}
+    edits = []
+    for site in sites - {None}:
+        assert site is not None
+        edits.append(
+            in_context(site, "torch.no_grad()") or wrapped(site, "torch.no_grad()(lambda: ", ")()")
+        )
+    yield Change(
+        f"no_grad for {names}",
+        "gradients",
+        functools.partial(_without_graph, unused),
+        edits=None if None in sites else tuple(edits),
+        advice="no backward pass uses its result: call it in torch.no_grad()",
+    )
+
+
+@contextmanager
+def _without_graph(roots: list[Root], copied: Copied) -> Iterator[None]:
+    def without_graph(forward: Forward) -> Forward:
+        return torch.no_grad()(forward)
+
+    with forward_of_roots(roots, without_graph):
+        yield
+
+
+def offers_in_place(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield in-place activations, unless something reads their input after them."""
+    if not observed.backward_calls or observed.is_compiled:
+        return
+    for kind, sites in observed.activations.items():
+        name = f"{kind.__name__}(inplace=True)"
+        if kind in observed.read_again:
+            yield Refusal(name, observed.read_again[kind])
+            continue
+        yield Change(
+            name,
+            f"in place {kind.__name__}",
+            functools.partial(_trying, kind),
+            edits=_edits(observed, kind, sites),
+            advice=f"make {kind.__name__} with inplace=True",
+            order=-1,
+        )
+
+
+def _edits(observed: Observed, kind: type, sites: list[Any]) -> Any:
+    if None not in sites:
+        edits = [with_argument(site, "inplace", "True") for site in dict.fromkeys(sites)]
+        if None not in edits:
+            return tuple(edits)
+    roots = {root.made_at for root in observed.roots if root.classes[kind]}
+    if None in roots:
+        return None
+    after = f', "{kind.__name__}")'
+    return tuple(wrapped(site, "in_place(", after, text_of(in_place)) for site in roots if site)
+
+
+@contextmanager
+def _trying(kind: type[torch.nn.Module], copied: Copied) -> Iterator[None]:
+    changed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begins(module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
+        activation: Any = module
+        if type(module) is kind and not activation.inplace:
+            activation.inplace = True
+            changed.add(activation)
+
+    with calls_followed(begins):
+        try:
+            yield
+        finally:
+            for module in changed:
+                module.inplace = False
+
+
+def offers_on_host(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield ``save_on_cpu`` around the models that are trained, unless they are on the host."""
+    roots = [root for root in observed.roots if root.has_gradients]
+    if not roots or observed.device == "cpu" or observed.is_compiled:
+        return
+    yield Change(
+        "save activations on the host",
+        "host",
+        functools.partial(_saving_on_host, roots, observed.has_values),
+        edits=edits_of_roots(roots, "saved_on_host", "saved_on_host", text_of(saved_on_host)),
+        advice="call the model in torch.autograd.graph.save_on_cpu()",
+        order=2,
+    )
+
+
+@contextmanager
+def _saving_on_host(roots: list[Root], has_values: bool, copied: Copied) -> Iterator[None]:
+    with forward_of_roots(roots, functools.partial(_on_host, has_values, copied)):
+        yield
+
+
+def _on_host(has_values: bool, copied: Copied, forward: Forward) -> Forward:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _Counting(copied) if has_values else _WithoutCopies(copied):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+class _Counting(torch.autograd.graph.save_on_cpu):
+    """Counts what is copied to the host."""
+
+    def __init__(self, copied: Copied) -> None:
+        super().__init__()
+        pack = self.pack_hook
+
+        def packed(tensor: torch.Tensor) -> Any:
+            copied.bytes += tensor.nbytes
+            return pack(tensor)
+
+        self.pack_hook = packed
+
+
+class _WithoutCopies(torch.autograd.graph.saved_tensors_hooks):
+    """Allocates and frees on the device what ``save_on_cpu`` does, and copies nothing.
+
+    For emulated devices without values, where the copies would take most of the time.
+    """
+
+    def __init__(self, copied: Copied) -> None:
+        def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+            copied.bytes += tensor.nbytes
+            tensor.contiguous()  # as copying to the host does, for a moment
+            return tensor.size(), tensor.dtype, tensor.device
+
+        def unpack(packed: tuple[torch.Size, torch.dtype, torch.device]) -> torch.Tensor:
+            size, dtype, device = packed
+            return torch.empty(size, dtype=dtype, device=device)
+
+        super().__init__(pack, unpack)
