@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -134,6 +135,39 @@ def values(paths: list[Path]) -> list[dict[str, Any]]:
     return results
 
 
+def emulated(path: Path, folder: Path, seconds: float) -> dict[str, Any]:
+    """Search, and measure each copy: each in a process of its own, forked after the imports."""
+    import torch._dynamo  # noqa: F401 - checkpoints import it, which takes a second
+
+    import pytest_cka_memory.measure.repairing  # noqa: F401
+
+    loaded(path)
+    found = _forked(lambda: search(path, folder, seconds))
+    for number, each in enumerate(found.get("recommended", ())):
+        copy = folder / f"copy_{number}.py"
+        if copy.exists():
+            each["copy"] = _forked(lambda copy=copy: peak(copy))
+    return found
+
+
+def _forked(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as made:
+        result = Path(made, "result.json")
+        child = os.fork()
+        if not child:
+            try:
+                found = function()
+            except Exception as error:
+                found = {"error": f"{type(error).__name__}: {error}"}
+            result.write_text(json.dumps(found), encoding="utf-8")
+            os._exit(0)
+        os.waitpid(child, 0)
+        if not result.exists():
+            return {"error": "the process ended without a result"}
+        known: dict[str, Any] = json.loads(result.read_text("utf-8"))
+        return known
+
+
 def published() -> dict[str, Any]:
     """Return what the search finds for LTX-Video's transformer, beside the published reserve.
 
@@ -213,7 +247,7 @@ def one(path: Path, seconds: float, reports: Path | None) -> dict[str, Any]:
     """Search, and prove what is recommended."""
     with tempfile.TemporaryDirectory(prefix="repairs-") as made:
         folder = Path(made)
-        given = ["--search", str(path), str(folder), "--seconds", str(seconds)]
+        given = ["--emulated", str(path), str(folder), "--seconds", str(seconds)]
         found: dict[str, Any] = in_process(given, emulated=True)
         if "error" in found:
             return found
@@ -221,12 +255,9 @@ def one(path: Path, seconds: float, reports: Path | None) -> dict[str, Any]:
             reports.mkdir(parents=True, exist_ok=True)
             text = (folder / "report.txt").read_text("utf-8")
             (reports / f"{path.stem}.txt").write_text(text, encoding="utf-8")
-        copies = {}
-        for number, each in enumerate(found["recommended"]):
-            copy = folder / f"copy_{number}.py"
-            if copy.exists():
-                copies[number] = copy
-                each["copy"] = in_process(["--peak", str(copy)], emulated=True)
+        numbers = range(len(found["recommended"]))
+        every = {number: folder / f"copy_{number}.py" for number in numbers}
+        copies = {number: copy for number, copy in every.items() if copy.exists()}
         if copies:
             paths = [str(path), *map(str, copies.values())]
             results = in_process(["--values", *paths], emulated=False)
@@ -266,16 +297,15 @@ def main() -> None:
     parser.add_argument(
         "--published", action="store_true", help="only the published reserve of diffusers#10611"
     )
-    for hidden in ("--search", "--peak", "--values", "--result"):
+    for hidden in ("--emulated", "--values", "--result"):
         parser.add_argument(hidden, nargs="+", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.result:
         if args.published:
             found: Any = published()
-        elif args.search:
-            found = search(*args.search, args.seconds)
         else:
-            found = peak(*args.peak) if args.peak else values(args.values)
+            work = args.emulated
+            found = emulated(*work, args.seconds) if work else values(args.values)
         args.result[0].write_text(json.dumps(found), encoding="utf-8")
         return
     result: dict[str, Any] = {"programs": {}}

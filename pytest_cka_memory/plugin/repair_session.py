@@ -173,8 +173,9 @@ class RepairSession:
             tried(trial.changes, run, lambda error: False)
         finally:
             stash[settings_key] = settings
-        _, picture = max(pictures, key=lambda pair: pair[0], default=(0, {"memories": []}))
-        whole = max(1, picture.get("events", 0))
+        pictures.sort(key=lambda pair: pair[0])
+        picture: dict[str, Any] = pictures[-1][1] if pictures else {"memories": []}
+        whole: int = max(1, picture.get("events", 0))
         levels = [(100 * moment / whole, level) for moment, level in levels_of(picture)]
         return {"name": trial.name, "levels": levels}
 

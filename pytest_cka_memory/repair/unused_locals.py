@@ -87,7 +87,7 @@ def _variables(code: CodeType) -> Sequence[Unused]:
         if isinstance(node, ast.Name) and node.id in uses:
             uses[node.id].append(node)
     lines = Path(code.co_filename).read_bytes().splitlines(keepends=True)
-    found = []
+    found: list[Unused] = []
     for block, targets in _blocks(function):
         for name in own & targets.keys():
             found += _variable(code, name, uses[name], block, targets[name], lines)
