@@ -18,7 +18,7 @@ _MOST = 3
 def offers(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield ``del`` for the variables that hold most after their last use, and for all of them."""
     sizes = observed.unused.found
-    largest = sorted(sizes, key=lambda each: (-sizes[each], each.last))[:_MOST]
+    largest = sorted(sizes, key=lambda each: (-sizes[each], each.last, each.name))[:_MOST]
     for each in largest:
         yield _change([each])
     if len(largest) > 1:
