@@ -17,6 +17,7 @@ import foreign_tables
 import law_tables
 import ranks_tables
 import real_cards_tables
+import repairs_tables
 import scripts_tables
 import snapshot_tables
 import values_tables
@@ -242,6 +243,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "skipped, by version": skips,
     },
     DOCS / "how-to" / "snapshots.md": {"recordings": snapshot_tables.recordings},
+    DOCS / "how-to" / "repairs.md": {"repairs": repairs_tables.repairs},
     DOCS / "how-to" / "laws.md": {"laws": law_tables.laws},
     DOCS / "explanation" / "values.md": {
         "suites": values_tables.suites,

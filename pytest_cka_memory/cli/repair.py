@@ -5,16 +5,17 @@ And prove what it recommends: patched copies run, and what they compute is compa
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emulated_cuda.cards import CARDS
 from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
@@ -22,6 +23,10 @@ from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
 from pytest_cka_memory.units import format_exact, format_with_unit, parse_megabytes
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.repair.proof import Difference
+    from pytest_cka_memory.repair.smaller import Sizes
 
 DEFAULT_CARD = "h100"
 _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
@@ -31,6 +36,8 @@ _MOST_LINES = 40
 _LARGEST = max(CARDS.values(), key=lambda card: card.total_bytes).name
 SECONDS = 120.0
 """A run with values that takes longer is given up."""
+_FLOPS = 5e9
+"""Floating-point operations that the host surely computes in a second."""
 _COPIED = {".py", ".toml", ".ini", ".cfg", ".json", ".yaml", ".yml", ".txt"}
 _SKIPPED = {".git", "node_modules", "__pycache__", "site-packages", ".venv", "venv", "build"}
 _MOST_BYTES = 2**20
@@ -42,7 +49,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "repair",
         usage="%(prog)s TEST [TEST ...] [--card CARD | --device DEVICE] [--to SIZE] [--prove] "
-        "[arguments of pytest ...]",
+        "[--html PAGE] [arguments of pytest ...]",
         help="run tests under changes that may lower their peak, and print what to write",
         description="Run tests again and again on an emulated card without values, each time "
         "under other changes that need no edit. Print what each saves, and what to write.",
@@ -62,6 +69,9 @@ def add_parser(commands: Any) -> None:
         default=20.0,
         help="begin no new trial after so many seconds of processor time; default: 20",
     )
+    parser.add_argument(
+        "--html", type=Path, metavar="PAGE", help="write a page too, with memory before and after"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run, takes_more=True)
 
@@ -79,10 +89,13 @@ def run(args: argparse.Namespace) -> int:
         )
     device = args.device or f"{EMULATED}:{args.card or DEFAULT_CARD},values=off"
     budget = args.to or args.card
-    task = Task("", SEARCH, None if budget is None else _budget(budget), args.seconds)
+    budget_bytes = None if budget is None else _budget(budget)
+    task = Task("", SEARCH, budget_bytes, args.seconds, draws=args.html is not None)
     session = Session(device, args.more, shows_progress=not args.quiet)
     status = 0
+    every = []
     for found in _results(session, task):
+        every.append(found)
         print(found.get("text") or f"{found['test']}: {found['error']}")
         status |= "text" not in found
         for line in _about_reserve(session, found):
@@ -90,6 +103,12 @@ def run(args: argparse.Namespace) -> int:
         if args.prove and not found.get("interrupted"):
             for line in proof_lines(session, found):
                 print(line, flush=True)
+    if args.html is not None:
+        from pytest_cka_memory.reports import files
+        from pytest_cka_memory.reports.html import repairs
+
+        files.write_whole(args.html, repairs.render(every))
+        print(f"wrote {args.html}")
     return status
 
 
@@ -209,7 +228,7 @@ def proof_lines(session: Session, found: Mapping[str, Any]) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-copy-") as made:
             folder = _copy(Path.cwd(), Path(made), each["files"])
             yield _about_peak(session, found["test"], each, folder)
-            yield _about_values(session, found["test"], each, folder)
+            yield _about_values(session, found, each, folder)
 
 
 def _copy(root: Path, made: Path, files: Mapping[str, str]) -> Path:
@@ -245,28 +264,84 @@ def _about_peak(session: Session, test: str, each: Mapping[str, Any], folder: Pa
     )
 
 
-def _about_values(session: Session, test: str, each: Mapping[str, Any], folder: Path) -> str:
-    from pytest_cka_memory.repair.proof import LAST_DIGITS, difference
+def _about_values(
+    session: Session, found: Mapping[str, Any], each: Mapping[str, Any], folder: Path
+) -> str:
+    from pytest_cka_memory.repair.proof import difference
+    from pytest_cka_memory.repair.smaller import Sizes, instead_of
 
+    before = Sizes(*found["sizes"])
+    error = ""
+    for sizes in _sizes(found):
+        kept = _kept(session, found["test"], folder, before, sizes)
+        if isinstance(kept, str):
+            error = error or kept
+            continue
+        try:
+            result = difference(*kept)
+        except ValueError as differing:
+            return f"numbers: they differ: {differing}"
+        smaller = "" if sizes == before else f"; with {instead_of(before, sizes)}"
+        return _compared(each, result, smaller)
+    return f"numbers not compared: {error}"
+
+
+def _sizes(found: Mapping[str, Any]) -> "Iterator[Sizes]":
+    """Yield the sizes to run with: as they are unless that takes too long, then smaller ones."""
+    from pytest_cka_memory.repair.smaller import Sizes
+
+    before = Sizes(*found["sizes"])
+    flops, peak = found.get("flops") or 0, found.get("peak_bytes") or 0
+    tried = [before, *before.smaller]
+    for number, sizes in enumerate(tried):
+        share = sizes.share / before.share
+        fits = peak * share < _available_bytes() / 2 and flops * share < _FLOPS * SECONDS
+        if fits or number == len(tried) - 1:
+            yield from tried[number:]
+            return
+
+
+def _available_bytes() -> float:
+    """Return the bytes that the host has available; infinity where it does not say so."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return math.inf
+    kilobytes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * float(next(kilobytes, math.inf))
+
+
+def _kept(
+    session: Session, test: str, folder: Path, before: "Sizes", sizes: "Sizes"
+) -> tuple[str, str] | str:
+    """Return the files with the values before and after, or why there are none."""
     device = session.device.replace(",values=off", "")
     kept = []
     for place, name in ((None, "before"), (folder, "after")):
-        task = Task(str(folder / f"{name}.json"), VALUES)
+        task = Task(
+            str(folder / f"{name}-{sizes.batch}-{sizes.tokens}.json"),
+            VALUES,
+            sizes=(astuple(before), astuple(sizes)),
+        )
         found = _first(session, task, folder=place, tests=[test], device=device, timeout=SECONDS)
         if "error" in found:
-            return f"numbers not compared: {found['error']}"
+            return str(found["error"])
+        if sizes != before and not found["shrunk"]:
+            return "the test does not make its inputs with sizes that could be smaller"
         kept.append(found["values"])
-    try:
-        result = difference(*kept)
-    except ValueError as error:
-        return f"numbers: they differ: {error}"
+    return kept[0], kept[1]
+
+
+def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> str:
+    from pytest_cka_memory.repair.proof import LAST_DIGITS
+
     if not result.compared:
         return "numbers not compared: the test has no loss, gradient or result of a model"
-    compared = f"{result.compared} losses, gradients and results compared"
+    compared = f"{result.compared} losses, gradients and results compared{smaller}"
     if result.is_equal:
         return f"numbers: equal, bit for bit ({compared})"
     largest = f"by {result.largest:.1e} of the largest element at most, in the {result.where}"
-    if each["numbers"].startswith("change"):
+    if "change" in each["numbers"]:
         return f"numbers: they differ {largest}, as named: {each['numbers']} ({compared})"
     if each["numbers"] and result.largest <= LAST_DIGITS:
         return f"numbers: the last digits differ, {largest} ({compared})"

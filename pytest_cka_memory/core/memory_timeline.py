@@ -414,3 +414,26 @@ def _groups(blocks: _Blocks, peak_event: int) -> list[list[int]]:
 def _importance(group: Sequence[int]) -> tuple[int, int]:
     """Return what sorts groups: by bytes at the peak, then by bytes in all, largest first."""
     return -group[4], -group[1] * group[2]
+
+
+def levels_of(picture: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the level of the measured device at each moment of :func:`picture_of`.
+
+    Returns:
+        Pairs of the number of an event and the bytes that are live from there on; empty if the
+        picture has none.
+    """
+    memory = next((each for each in picture["memories"] if not each["host"]), None)
+    if memory is None:
+        return []
+    runs = memory["moments"]
+    starts = zip(runs[::2], runs[1::2], strict=True)
+    moments = [first + number for first, length in starts for number in range(length)]
+    changes = [0] * len(moments)
+    for steps in (memory["before"], *(band for _, band in memory["views"]["line"])):
+        level = 0
+        for when, new in zip(steps[::2], steps[1::2], strict=True):
+            if when < len(changes):
+                changes[when] += new - level
+            level = new
+    return list(zip(moments, accumulate(changes), strict=True))

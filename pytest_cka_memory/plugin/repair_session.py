@@ -9,14 +9,18 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.plugin.pytest_private import run_again, without_capture
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.repair.trials import Trial
 
 VARIABLE = "PYTEST_CKA_MEMORY_REPAIR"
 SEARCH, MEASURE, VALUES = "search", "measure", "values"
@@ -34,6 +38,10 @@ class Task:
     seconds: float = 20.0
     goes_on: bool = True
     """Whether changes are tried if the test runs out of memory as it is."""
+    draws: bool = False
+    """Whether the memory over time is kept, before and after the recommended changes."""
+    sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """The batch and the tokens of the test, and smaller ones instead; None to keep them."""
 
 
 def variables(task: Task) -> Mapping[str, str]:
@@ -119,11 +127,19 @@ class RepairSession:
         if found.as_it_is.figures is None and not self._task.goes_on:
             return {"error": "out of memory", "ran_out": True}
         report = RepairReport(found, meter.device, item.nodeid)
+        pictures = []
+        if self._task.draws and not search.was_interrupted:
+            trials = [found.as_it_is, *report.recommended]
+            pictures = [self._picture(item, trial) for trial in trials if trial.figures]
         return {
+            "pictures": pictures,
+            "budget_bytes": found.budget_bytes,
             "text": str(report),
             "interrupted": search.was_interrupted,
             "reserved_bytes": found.as_it_is.figures and found.as_it_is.figures.reserved_bytes,
             "peak_bytes": found.as_it_is.figures and found.as_it_is.peak_bytes,
+            "flops": found.as_it_is.flops,
+            "sizes": [found.sizes.batch, found.sizes.tokens],
             "peaks": {trial.name: trial.peak_bytes for trial in found.ran},
             "recommended": [
                 {
@@ -136,16 +152,49 @@ class RepairSession:
             ],
         }
 
+    def _picture(self, item: pytest.Item, trial: "Trial") -> dict[str, Any]:
+        """Run a test under the changes of a trial again; return its memory over time."""
+        from pytest_cka_memory.core.memory_timeline import levels_of
+        from pytest_cka_memory.plugin.settings import settings_key
+        from pytest_cka_memory.repair.trials import Figures, tried
+
+        self._show(f"memory over time: {trial.name}")
+        pictures: list[tuple[int, dict[str, Any]]] = []
+
+        def run() -> Figures:
+            regions = [region for region in _run_regions(item) if region["completed"]]
+            pictures[:] = [(each["peak_bytes"], each["memory_timeline"]) for each in regions]
+            return Figures(0, None)
+
+        stash = item.config.stash
+        settings = stash[settings_key]
+        stash[settings_key] = replace(settings, timeline="*")
+        try:
+            tried(trial.changes, run, lambda error: False)
+        finally:
+            stash[settings_key] = settings
+        pictures.sort(key=lambda pair: pair[0])
+        picture: dict[str, Any] = pictures[-1][1] if pictures else {"memories": []}
+        whole: int = max(1, picture.get("events", 0))
+        levels = [(100 * moment / whole, level) for moment, level in levels_of(picture)]
+        return {"name": trial.name, "levels": levels}
+
     def _keep_values(self, item: pytest.Item) -> dict[str, Any]:
         from pytest_cka_memory.repair.proof import values_kept
+        from pytest_cka_memory.repair.smaller import Sizes, made_smaller
 
         path = f"{self._task.result}-{len(self._found)}.pt"
-        try:
-            with values_kept(path):
-                _run(item)
-        except (TestFailedError, NoMemoryLeftError) as error:
-            return {"error": str(error)}
-        return {"values": path}
+        before, now = self._task.sizes or ((0, 0), (0, 0))
+        with ExitStack() as stack:
+            shrunk = None
+            if before != now:
+                shrunk = stack.enter_context(made_smaller(Sizes(*before), Sizes(*now)))
+            try:
+                with values_kept(path):
+                    _run(item)
+            except (TestFailedError, NoMemoryLeftError) as error:
+                return {"error": str(error)}
+        return {"values": path, "shrunk": shrunk.tensors if shrunk else 0}
 
     def _show(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -164,6 +213,14 @@ def _run(item: pytest.Item) -> tuple[int, int | None]:
         NoMemoryLeftError: if it ran out of the device's memory.
         TestFailedError: if it failed before the region with that peak had ended.
     """
+    ended = [region for region in _run_regions(item) if region["completed"]]
+    reserves = [region["reserved_peak_bytes"] for region in ended]
+    known = [size for size in reserves if size is not None]
+    return max(region["peak_bytes"] for region in ended), max(known, default=None)
+
+
+def _run_regions(item: pytest.Item) -> list[dict[str, Any]]:
+    """Run a test once; return the records of its regions, of which at least one has ended."""
     import torch
 
     torch.manual_seed(0)
@@ -178,9 +235,7 @@ def _run(item: pytest.Item) -> tuple[int, int | None]:
     ended = [region for region in regions if region["completed"]]
     if not ended or (failed is not None and len(ended) < len(regions)):
         raise TestFailedError(_message(failed) if failed is not None else "it was not measured")
-    reserves = [region["reserved_peak_bytes"] for region in ended]
-    known = [size for size in reserves if size is not None]
-    return max(region["peak_bytes"] for region in ended), max(known, default=None)
+    return regions
 
 
 def _regions(reports: list[pytest.TestReport]) -> Iterator[dict[str, Any]]:

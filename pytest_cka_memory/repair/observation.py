@@ -14,8 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
 from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly, is_users
+from pytest_cka_memory.repair.means import numbers_of_parts
 from pytest_cka_memory.repair.modules import calls_followed
+from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import replaced
+from pytest_cka_memory.repair.unused_locals import UnusedLocals
 
 _IN_PLACE = (torch.nn.ReLU, torch.nn.SiLU, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.ReLU6)
 """Activations that take ``inplace``."""
@@ -40,6 +43,8 @@ class Root:
     needs_gradients: bool = False
     """Whether what it returned requires gradients."""
     returns_scalar: bool = False
+    numbers_of_parts: str = ""
+    """How the mean over equal parts of a batch differs from the scalar; empty if it does not."""
     batch_size: int = 0
     """The first size of all its arguments; 0 if they are not all tensors of one such size."""
     classes: "Counter[type[torch.nn.Module]]" = field(default_factory=Counter)
@@ -94,10 +99,13 @@ class Observed:
     """The types of queries of ``scaled_dot_product_attention``; empty if it is not called."""
     is_autocast: bool = False
     is_compiled: bool = False
+    sizes: list[Sizes] = field(default_factory=list)
+    """Of the first input of each model."""
     half: bool = False
     """Whether parameters are in a type of 16 bits already."""
     activations: dict[type[torch.nn.Module], list[Site | None]] = field(default_factory=dict)
     """Class of activations that are not in place -> where they are made."""
+    unused: UnusedLocals = field(default_factory=UnusedLocals)
     read_again: dict[type[torch.nn.Module], str] = field(default_factory=dict)
     """Class of activations that must not overwrite their input -> why."""
 
@@ -251,6 +259,7 @@ class _Observer:
         # In a backward pass modules are called again by checkpoints of the user's own.
         if not outer and module not in self._known and not self._in_backward:
             self._add_root(module)
+        self.observed.unused.note(self.observed.device)
 
     def _add_root(self, module: torch.nn.Module) -> None:
         observed = self.observed
@@ -303,12 +312,19 @@ class _Observer:
 
     def _note_call(self, root: Root, given: Any, result: Any) -> None:
         args, kwargs = given
+        first = next(_tensors([*args, *kwargs.values()]), None)
+        if first is not None and first.dim():
+            is_text = first.dim() == 2 and not first.is_floating_point()
+            self.observed.sizes.append(Sizes(first.shape[0], first.shape[1] if is_text else 0))
         sizes = {each.shape[0] if _is_batch(each) else 0 for each in args}
         root.batch_size = sizes.pop() if len(sizes) == 1 and not kwargs else 0
         for tensor in _tensors(result):
             root.returns_scalar = tensor.dim() == 0 and tensor is result
             if tensor.requires_grad:
                 root.needs_gradients = True
+                if root.returns_scalar and not root.numbers_of_parts:
+                    has_values = self.observed.has_values
+                    root.numbers_of_parts = numbers_of_parts(tensor, has_values=has_values)
                 tensor.register_hook(lambda _, root=root: setattr(root, "has_gradients", True))
 
     def packs(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -354,6 +370,7 @@ class _Observer:
 
             def backward(*args: Any, **kwargs: Any) -> Any:
                 observed.backward_calls += 1
+                observed.unused.note(observed.device)
                 self._since_step += 1
                 kept = (*args[first : first + 2], kwargs.get("retain_graph"))
                 observed.is_higher_order |= any(kept) or bool(kwargs.get("create_graph"))
@@ -368,6 +385,7 @@ class _Observer:
         def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             observed.optimizers.setdefault(type(optimizer), None)
             observed.steps += 1
+            observed.unused.note(observed.device)
             observed.accumulates |= self._since_step > 1
             self._since_step = 0
             self._in_optimizer += 1

@@ -175,6 +175,8 @@ def _to_write(repairs: Repairs, trial: Trial) -> Iterator[str]:
     less = f", {format_with_unit(saved)} less" if saved > 0 else ""
     yield f"{trial.name}: peak {_sizes(trial)}{less}"
     yield f"  numbers: {trial.numbers or 'the same'}"
+    for condition in trial.conditions:
+        yield f"  if {condition}"
     edits = trial.edits
     if edits:
         yield from _indented(diff(without_helpers(edits)))

@@ -8,8 +8,18 @@ from functools import partial
 from itertools import combinations, islice
 
 from pytest_cka_memory.repair.changes import checkpointing, offered
+from pytest_cka_memory.repair.initializing import without_random_values
 from pytest_cka_memory.repair.observation import Observed, observing
-from pytest_cka_memory.repair.trials import Change, Refusal, Runner, Trial, flops_of, tried
+from pytest_cka_memory.repair.smaller import Sizes
+from pytest_cka_memory.repair.trials import (
+    Change,
+    Figures,
+    Refusal,
+    Runner,
+    Trial,
+    flops_of,
+    tried,
+)
 
 LEAST_SHARE = 0.005
 """A change that saves less than this share of the peak adds nothing to a combination."""
@@ -24,6 +34,8 @@ class Repairs:
     """Every change that ran, and every combination."""
     refusals: list[Refusal] = field(default_factory=list)
     budget_bytes: int | None = None
+    sizes: Sizes = field(default_factory=Sizes)
+    """How large the inputs of the step are."""
     is_complete: bool = False
     """False if it was interrupted, or ended for lack of time."""
 
@@ -115,7 +127,8 @@ class Search:
         has_values: bool = True,
         goes_on: bool = True,
     ) -> None:
-        self._run = run
+        self._given = run
+        self._run = run if has_values else self._quick
         self._is_out_of_memory = is_out_of_memory
         self._progress = progress
         self._deadline = time.process_time() + seconds
@@ -142,7 +155,14 @@ class Search:
 
     def _search(self) -> None:
         observed = self._observe()
-        self.repairs.as_it_is = replace(self._try(()), flops=None)
+        if len(set(observed.sizes)) == 1:
+            self.repairs.sizes = observed.sizes[0]
+        as_it_is = self._try(())
+        if as_it_is.error and as_it_is.error != "out of memory" and self._run != self._given:
+            self._run = self._given  # it reads values on the host
+            del self._known[frozenset()]
+            as_it_is = self._try(())
+        self.repairs.as_it_is = replace(as_it_is, flops=None)
         if self.repairs.as_it_is.figures is None and not self._goes_on:
             return
         changes, refusals = offered(observed)
@@ -155,6 +175,11 @@ class Search:
         self._fewest_checkpoints(changes)
         self._combine(changes)
         self._count_flops()
+
+    def _quick(self) -> Figures:
+        """Run the step without values that nothing computes with."""
+        with without_random_values():
+            return self._given()
 
     def _variants(self, changes: Sequence[Change]) -> list[Change]:
         """Try the cheaper forms of the checkpoints that save most."""
@@ -206,7 +231,7 @@ class Search:
 
     def _fewest_checkpoints(self, changes: Sequence[Change], beside: Sequence[Change] = ()) -> None:
         """Look for the fewest modules whose checkpoints fit the budget, beside other changes."""
-        if self.repairs.budget_bytes is None:
+        if self.repairs.budget_bytes is None or self._fits(self.repairs.as_it_is):
             return
         for change in changes:
             selection = change.part

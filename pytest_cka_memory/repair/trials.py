@@ -55,7 +55,9 @@ class Change:
     edits: tuple[Edit, ...] | None = None
     """What to write; None if the place is not known or it is not an edit."""
     advice: str = ""
-    """What to write, in words, if there are no edits; and what to look out for."""
+    """What to write, in words, if there are no edits."""
+    condition: str = ""
+    """What must hold for :attr:`numbers` to be right, if the run could not show it."""
     recomputes: bool = False
     """Whether it computes something again."""
     order: int = 0
@@ -93,6 +95,11 @@ class Trial:
     def numbers(self) -> str:
         """What the changes do to the numbers; empty if nothing."""
         return "; ".join(dict.fromkeys(c.numbers for c in self.changes if c.numbers))
+
+    @property
+    def conditions(self) -> list[str]:
+        """What must hold for :attr:`numbers` to be right."""
+        return list(dict.fromkeys(c.condition for c in self.changes if c.condition))
 
     @property
     def edits(self) -> tuple[Edit, ...] | None:

@@ -6,6 +6,7 @@ Each function needs only the imports of :data:`IMPORTS` and the functions that a
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 IMPORTS = (
     "import functools",
     "import inspect",
+    "import weakref",
     "import torch",
     "from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
 )
@@ -108,8 +110,13 @@ def in_place(model, kind):
 
 def step_in_backward(optimizer):
     """Update each parameter when its gradient is complete, and free the gradient at once."""
+    owner = weakref.ref(optimizer)  # a hook that held it would keep the parameters alive
+    optimizer.of_parameter = {}
 
-    def update(own, group):
+    def update(parameter):
+        if owner() is None:
+            return
+        own, group = owner().of_parameter[parameter]
         own.param_groups[0]["lr"] = group["lr"]  # that of a scheduler
         own.step()
         own.zero_grad()
@@ -119,10 +126,8 @@ def step_in_backward(optimizer):
         options = {name: group[name] for name in group if name in accepted}
         for parameter in group["params"]:
             if parameter.requires_grad:
-                own = type(optimizer)([parameter], **options)
-                parameter.register_post_accumulate_grad_hook(
-                    lambda _, own=own, group=group: update(own, group)
-                )
+                optimizer.of_parameter[parameter] = type(optimizer)([parameter], **options), group
+                parameter.register_post_accumulate_grad_hook(update)
     return optimizer
 
 

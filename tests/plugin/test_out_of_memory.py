@@ -123,3 +123,21 @@ def test_error_that_the_test_handles_is_not_reported(run):
         region = run.region_of(name)
         assert (region["refusal"], region["reserve"]) == (None, [])
     assert section_of(run, "test_that_fails_later") == ""
+
+
+def test_command_that_makes_it_fit_is_named(run):
+    """A test that runs out of memory names the command for it, also one without a region."""
+    for name in ("test_all_in_use", "test_without_a_region"):
+        failures = run.text.partition("= FAILURES =")[2].partition("short test summary info")[0]
+        (text,) = [each for each in failures.split("\n___") if each.strip("_ ").startswith(name)]
+        section = text.partition(" cka-memory: repair ---")[2].partition("\n---")[0]
+        lines = [line.strip() for line in section.splitlines()[1:3]]
+        assert lines == [
+            "this tries what would make it fit, on this test, and prints what to write:",
+            f"python -m pytest_cka_memory repair test_it.py::{name} --card t4",
+        ]
+
+
+def test_error_that_the_test_handles_names_no_command(run):
+    """A test that fails for another reason is not one for the command."""
+    assert run.text.count("python -m pytest_cka_memory repair") == 4

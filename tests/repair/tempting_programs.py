@@ -288,5 +288,37 @@ def differentiate_twice():
     sum(each.square().sum() for each in gradients if each is not None).backward()
 
 
-BATCHES = (normalize_batch, drop_out, differentiate_twice)
+class Classifier(nn.Module):
+    """A model that returns the cross-entropy of its batch, with options."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.linear, self.options = nn.Linear(WIDTH, 10), options
+
+    def forward(self, x, wanted):
+        return nn.functional.cross_entropy(self.linear(x), wanted, **self.options)
+
+
+def add_losses():
+    Classifier(reduction="sum")(torch.ones(8, WIDTH), torch.zeros(8, dtype=torch.long)).backward()
+
+
+def ignore_targets():
+    wanted = torch.tensor([1, -100, -100, -100, 5, 6, 7, 8])
+    Classifier()(torch.ones(8, WIDTH), wanted).backward()
+
+
+def ignore_zeros():
+    Classifier(ignore_index=0)(torch.ones(8, WIDTH), torch.arange(8)).backward()
+
+
+def weigh_classes():
+    weights = torch.arange(10.0)
+    Classifier(weight=weights)(torch.ones(8, WIDTH), torch.arange(8)).backward()
+
+
+BATCHES = (
+    *(normalize_batch, drop_out, differentiate_twice),
+    *(add_losses, ignore_targets, ignore_zeros, weigh_classes),
+)
 """Steps whose batch cannot be split without a change of the numbers."""

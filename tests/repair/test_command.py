@@ -129,3 +129,23 @@ def test_interrupted_search_returns_what_is_known() -> None:
     assert not found.is_complete
     assert [trial.name for trial in found.ran] == ["checkpoint every Block"]
     assert lines[-1] == "interrupted: this is what is known so far"
+
+
+def test_page_draws_memory_before_and_after(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The page has a curve of the test as it is, one of the recommended change, and the budget."""
+    given = ("--device", "cpu", "--to", "4MB", "--seconds", "4", "--html", "page.html", "--quiet")
+    assert main(["repair", "test_it.py::test_step", *given]) == OK
+    out, _ = capfd.readouterr()
+    page = (folder / "page.html").read_text("utf-8")
+    figure, *_ = re.findall(r"<figure.*?</figure>", page, re.DOTALL)
+    cheapest = re.search(r"^cheapest that fits 4.00 MB: (.+?) \(", out, re.MULTILINE)
+    assert cheapest is not None
+    peak = re.search(r"^as it is +(\d\.\d\d)", out, re.MULTILINE)
+    assert peak is not None
+    assert f"as it is: {peak[1]} MB" in figure
+    assert f"{cheapest[1]}: " in page
+    assert "budget: 4.00 MB" in figure
+    assert len(re.findall(r"<path class='(?:was|now)' d='M0,\d+\.\d\dH\d", figure)) == 2
+    assert "wrote page.html" in out

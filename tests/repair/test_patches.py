@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from pytest_cka_memory.repair.changes import checkpointing, offered
 from pytest_cka_memory.repair.edits import patched
 from pytest_cka_memory.repair.observation import observing
 from pytest_cka_memory.repair.trials import Change, Figures, Trial, tried
+from pytest_cka_memory.repair.written import step_in_backward
 
 STEP = {"vocabulary": 1_000, "batch": 4}
 NAMES = [
@@ -152,3 +154,17 @@ def test_observing_a_step_keeps_no_tensor() -> None:
 
     observe()
     assert MemoryProbe("cpu").run(observe).retained_bytes == 0
+
+
+def test_model_is_freed_whose_optimizer_steps_in_backward() -> None:
+    """The hooks of the parameters do not keep the parameters alive."""
+    model = torch.nn.Linear(10, 10)
+    optimizer = step_in_backward(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    before = model.weight.detach().clone()
+    model(torch.ones(2, 10)).sum().backward()
+    assert model.weight.grad is None
+    assert not torch.equal(model.weight, before)
+    weight = weakref.ref(model.weight)
+    del model, optimizer
+    gc.collect()
+    assert weight() is None

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Iterator
 
-from pytest_cka_memory.repair.changes import checkpointing, optimizers, parts, precision, saved
+from pytest_cka_memory.repair.changes import (
+    checkpointing,
+    deletions,
+    optimizers,
+    parts,
+    precision,
+    saved,
+)
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Refusal
 
 Offers = Callable[[Observed], Iterator[Change | Refusal]]
 OFFERS: tuple[Offers, ...] = (
     saved.offers_without_graph,
+    deletions.offers,
     checkpointing.offers,
     saved.offers_on_host,
     parts.offers_of_losses,

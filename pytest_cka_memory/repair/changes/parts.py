@@ -104,7 +104,10 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
         yield Refusal(name.format(2), "a graph is kept for another backward pass")
         return
     numbers = LAST_DIGITS
-    if observed.has_dropout:
+    differing = next(filter(None, (root.numbers_of_parts for root in roots)), "")
+    if differing:
+        numbers = differing
+    elif observed.has_dropout:
         numbers = "changes the numbers: dropout draws others"
     for count in _COUNTS:
         if all(size % count == 0 for size in sizes):
@@ -117,7 +120,9 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
                 edits=edits_of_roots(
                     roots, decorator, decorator, text_of(MicroBatches), text_of(in_micro_batches)
                 ),
-                advice="the same mean only if each part has as many targets (ignore_index)",
+                advice="call the model with parts of the batch, and divide each loss by the number "
+                "of parts",
+                condition="each part has as many targets that ignore_index does not leave out",
                 order=5,
             )
 

@@ -19,6 +19,11 @@ def text(plain: str) -> str:
     return escape(one_line(plain))
 
 
+def lines(plain: str) -> str:
+    """Return text of several lines as HTML."""
+    return "\n".join(text(line) for line in plain.splitlines())
+
+
 def text_of(name: str) -> str:
     """Return the text of a file of this folder."""
     return (_FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,73 @@
+"""Delete a local variable after its last use, so that what it holds is freed before the peak."""
+
+import functools
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType
+
+from pytest_cka_memory.repair.edits import Edit, Insertion, patched
+from pytest_cka_memory.repair.observation import Observed
+from pytest_cka_memory.repair.trials import Change, Copied, Refusal
+from pytest_cka_memory.repair.unused_locals import Unused
+
+_MOST = 3
+
+
+def offers(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield ``del`` for the variables that hold most after their last use, and for all of them."""
+    sizes = observed.unused.found
+    largest = sorted(sizes, key=lambda each: (-sizes[each], each.last, each.name))[:_MOST]
+    for each in largest:
+        yield _change([each])
+    if len(largest) > 1:
+        yield _change(largest)
+
+
+def _change(variables: Sequence[Unused]) -> Change:
+    names = ", ".join(dict.fromkeys(each.name for each in variables))
+    edits = tuple(map(_edit, variables))
+    return Change(
+        f"del {names}",
+        "del",
+        functools.partial(_trying, edits, tuple({each.code for each in variables})),
+        edits=edits,
+        order=-2,
+    )
+
+
+def _edit(variable: Unused) -> Edit:
+    text = f"{' ' * variable.indent}del {variable.name}\n"
+    return Edit(variable.code.co_filename, (Insertion(variable.last + 1, 0, text),))
+
+
+@contextmanager
+def _trying(edits: Sequence[Edit], codes: Sequence[CodeType], copied: Copied) -> Iterator[None]:
+    """Run the user's functions with the edited code, which is what the patch will run."""
+    texts = patched(edits)
+    with ExitStack() as stack:
+        for code in codes:
+            new = _edited(code, texts[code.co_filename])
+            for function in gc.get_referrers(code):
+                if isinstance(function, FunctionType) and function.__code__ is code:
+                    stack.callback(setattr, function, "__code__", code)
+                    function.__code__ = new
+        yield
+
+
+def _edited(code: CodeType, text: str) -> CodeType:
+    """Return the code of a function in the new text of its file."""
+    file = code.co_filename
+    before = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+    after = compile(text, file, "exec", dont_inherit=True)
+    pairs = zip(_codes(before), _codes(after), strict=True)
+    wanted = (code.co_name, code.co_firstlineno)
+    return next(new for old, new in pairs if (old.co_name, old.co_firstlineno) == wanted)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield each
+            yield from _codes(each)

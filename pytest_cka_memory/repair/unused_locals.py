@@ -1,0 +1,189 @@
+"""Local variables of the user's functions that hold tensors after their last use.
+
+A variable counts if all its uses are in one block and the first one assigns it: after the last
+statement that uses it, nothing can read what it holds. Until the function returns or assigns it
+again, it keeps that alive, as ``logits`` do in a training loop while the backward pass runs.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.repair.edits import function_of, is_users
+
+_LEAST_BYTES = 2**10
+_READING_ALL = {"locals", "vars", "eval", "exec"}
+"""Functions by which a variable is read without its name."""
+_MOST_FUNCTIONS = 4096
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A variable, and the lines outside of which nothing uses it."""
+
+    code: CodeType
+    name: str
+    first: int
+    last: int
+    indent: int
+    """Columns of the statement after which it can be deleted."""
+
+
+class UnusedLocals:
+    """Collects variables that hold tensors while nothing uses them any more."""
+
+    def __init__(self) -> None:
+        self.found: dict[Unused, int] = {}
+        """Variable -> the most bytes that it was seen to hold."""
+
+    def note(self, device: str) -> None:
+        """Look at the frames of the user's functions that have led here."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if is_users(code.co_filename):
+                line = frame.f_lineno
+                held = [each for each in _variables(code) if not each.first <= line <= each.last]
+                for each in held:
+                    self._note(each, frame.f_locals.get(each.name), device)
+            frame = frame.f_back
+
+    def _note(self, variable: Unused, value: Any, device: str) -> None:
+        tensors = [each for each in _tensors(value) if each.device.type == device]
+        size = sum(each.nbytes for each in tensors if not isinstance(each, torch.nn.Parameter))
+        # A small result may hold the graph that led to it.
+        if size >= _LEAST_BYTES or any(each.grad_fn is not None for each in tensors):
+            self.found[variable] = max(size, self.found.get(variable, 0))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            if isinstance(each, torch.Tensor):
+                yield each
+
+
+@lru_cache(_MOST_FUNCTIONS)
+def _variables(code: CodeType) -> Sequence[Unused]:
+    """Return the variables of a function that could be deleted after their last use."""
+    if code.co_name.startswith("<") or _READING_ALL & set(code.co_names):
+        return ()
+    function = function_of(code)
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return ()
+    inputs = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
+    own = set(code.co_varnames[inputs + bool(code.co_flags & 8) :]) - set(code.co_cellvars)
+    uses: dict[str, list[ast.Name]] = {name: [] for name in own}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id in uses:
+            uses[node.id].append(node)
+    lines = Path(code.co_filename).read_bytes().splitlines(keepends=True)
+    found: list[Unused] = []
+    for block, targets in _blocks(function):
+        for name in own & targets.keys():
+            found += _variable(code, name, uses[name], block, targets[name], lines)
+    return tuple(found)
+
+
+def _blocks(function: ast.AST) -> Iterator[tuple[list[ast.stmt], dict[str, int]]]:
+    """Yield each block with the names that it assigns, and the index of the first assignment;
+    -1 for the variable of a loop.
+    """
+    for node in ast.walk(function):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if not isinstance(block, list) or not block:
+                continue
+            targets: dict[str, int] = {}
+            if isinstance(node, ast.For) and field == "body":
+                targets |= dict.fromkeys(_names(node.target), -1)
+            for number, statement in enumerate(block):
+                for assignment in _assignments(statement):
+                    for name in _targets(assignment):
+                        targets.setdefault(name, number)
+            yield block, targets
+
+
+def _assignments(statement: ast.stmt) -> Iterator[ast.Assign]:
+    """Yield the assignments that a statement surely makes: also those in a ``with`` block."""
+    if isinstance(statement, ast.Assign):
+        yield statement
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        for each in statement.body:
+            yield from _assignments(each)
+
+
+def _assignment(statement: ast.stmt, name: str) -> ast.Assign:
+    return next(each for each in _assignments(statement) if name in _targets(each))
+
+
+def _targets(assignment: ast.Assign) -> list[str]:
+    return [name for target in assignment.targets for name in _names(target)]
+
+
+def _names(target: ast.expr) -> list[str]:
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [name for each in target.elts for name in _names(each)]
+    return []
+
+
+def _variable(
+    code: CodeType,
+    name: str,
+    uses: Sequence[ast.Name],
+    block: Sequence[ast.stmt],
+    first: int,
+    lines: Sequence[bytes],
+) -> Iterator[Unused]:
+    """Yield a variable if all its uses are in `block`, from the statement `first` on."""
+    inside = {
+        id(node): number
+        for number, statement in enumerate(block)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and node.id == name
+    }
+    outside = [node for node in uses if id(node) not in inside]
+    if len(outside) > (first < 0):  # the target of the loop is outside its body
+        return
+    if first >= 0 and not _assigns_first(block[first], name):
+        return
+    numbers = list(inside.values())
+    if any(number < first for number in numbers):
+        return
+    statement = block[max([*numbers, first, 0])]
+    assert statement.end_lineno is not None
+    indent = lines[statement.lineno - 1][: statement.col_offset]
+    is_alone = not indent.strip() and _ends_its_line(statement, lines)
+    if is_alone and not isinstance(statement, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+        # While its first value is computed, what it held before is not used any more.
+        begin = block[0].lineno if first < 0 else _assignment(block[first], name).end_lineno
+        assert begin is not None
+        begin += first >= 0
+        yield Unused(code, name, begin, statement.end_lineno, statement.col_offset)
+
+
+def _assigns_first(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement assigns a name before anything in it reads what the name held before."""
+    assignment = _assignment(statement, name)
+    begin = (assignment.lineno, assignment.col_offset)
+    uses = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
+    own = {id(node) for node in ast.walk(assignment.value)}
+    return all((n.lineno, n.col_offset) >= begin and id(n) not in own for n in uses)
+
+
+def _ends_its_line(statement: ast.stmt, lines: Sequence[bytes]) -> bool:
+    assert statement.end_lineno is not None
+    last = lines[statement.end_lineno - 1]
+    after = last[statement.end_col_offset :].strip()
+    return last.endswith(b"\n") and (not after or after.startswith(b"#"))
