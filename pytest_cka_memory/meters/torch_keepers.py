@@ -112,3 +112,8 @@ def received_early(iterator: Any) -> list[Any]:
     """Return the batches that a loader's iterator has received but not yielded yet."""
     tasks = getattr(iterator, "_task_info", {})
     return [task[1] for task in list(tasks.values()) if len(task) == 2]
+
+
+def saved_by(node: Any, name: str, default: Any = None) -> Any:
+    """Return what a node of a graph has saved, such as its ``reduction``; `default` if nothing."""
+    return getattr(node, "_".join(("", "saved", name)), default)

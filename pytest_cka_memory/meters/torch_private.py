@@ -448,8 +448,3 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
     """Whether something is called before or after the forward of a module; False if unknown."""
     names = ("_forward_hooks", "_forward_pre_hooks")
     return any(getattr(module, name, None) for name in names)
-
-
-def saved_by(node: Any, name: str, default: Any = None) -> Any:
-    """Return what a node of a graph has saved, such as its ``reduction``; `default` if nothing."""
-    return getattr(node, "_".join(("", "saved", name)), default)

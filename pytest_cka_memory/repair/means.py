@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters.torch_private import saved_by
+from pytest_cka_memory.meters.torch_keepers import saved_by
 
 _SAME_VALUE = ("ToCopy", "Clone", "Alias", "View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze")
 _BY_CONSTANT = ("Mul", "Div", "Neg")
