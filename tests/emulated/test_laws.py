@@ -20,7 +20,10 @@ def step(batch, seq):
     optimizer.zero_grad()
 
 law = probe.law(step, batch=(1, 2, 4), seq=(128, 256, 512))
+torch.cuda.set_per_process_memory_fraction(0.9)
 largest = law.largest("batch", card="t4", seq=8192)
+share = torch.cuda.get_per_process_memory_fraction()
+torch.cuda.set_per_process_memory_fraction(1.0)
 limit = limit_bytes("t4", None)
 
 def fits(batch):
@@ -53,6 +56,7 @@ print(json.dumps({
     "level_at_most": law.start_bytes + law.at(batch=32, seq=4096).at_most_bytes,
     "torch": stats["requested_bytes.all.peak"],
     "torch_blocks": stats["allocated_bytes.all.peak"],
+    "share": share,
     "lines": [line for term in law.terms for line, _ in term.lines],
 }))
 """
@@ -81,6 +85,7 @@ def test_law_predicts_requested_bytes_of_a_card(python, tmp_path: Path) -> None:
     assert found["runs_alone"] == [True, False]
     assert found["by_law"] == "by the law alone, without a run: verify=False"
     assert "measure a card with as much memory" in found["larger"]
+    assert found["share"] == pytest.approx(0.9), "the limit of the process is as it was"
     assert any("train.py:11 in step: layer(" in line for line in found["lines"])
 
 

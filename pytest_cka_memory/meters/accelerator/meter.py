@@ -244,12 +244,13 @@ class AcceleratorMeter(Meter):
     @contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:
         total = torch.cuda.mem_get_info(self._device)[1]
-        share = min(1.0, (limit_bytes + 0.5) / total)
+        own_share = torch.cuda.get_per_process_memory_fraction(self._device)
+        share = min(own_share, (limit_bytes + 0.5) / total)
         torch.cuda.set_per_process_memory_fraction(share, self._device)
         try:
             yield
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+            torch.cuda.set_per_process_memory_fraction(own_share, self._device)
 
     def record_requests(self) -> bool:
         return self._history.record_requests()
