@@ -122,6 +122,7 @@ class Library:
         count = getattr(ctypes.CDLL(str(folder / "libc10_cuda.so")), versions.DEVICE_COUNT.value)
         count.restype = ctypes.c_int8
         visible = ctypes.c_int()  # none if CUDA_VISIBLE_DEVICES hides them all, as on a card
+        self._functions.cuInit(0)
         self._functions.cuDeviceGetCount(ctypes.byref(visible))
         if count() == 0 and visible.value > 0:
             self._functions.emulated_give_back()
