@@ -89,10 +89,10 @@ def session(arguments: Sequence[str], device: str, folder: Path) -> dict[str, An
 
 def accusations(results: Sequence[Result]) -> dict[str, Any]:
     """Return how many regions are accused without the reserve, and each that only it accuses."""
-    judged = [it for it in results if judged_growth(it.record.timeline) is not None]
+    with_reserve = [it for it in results if (it.record.reserved_peak_bytes or 0) > 0]
+    judged = [it for it in with_reserve if judged_growth(it.record.timeline) is not None]
     in_use = [it for it in judged if (growth_bytes_per_batch(it.record.timeline) or 0) > 0]
     reserved = [it for it in judged if _reserve_grows(it)]
-    with_reserve = [it for it in results if (it.record.reserved_peak_bytes or 0) > 0]
     return {
         "regions": len(results),
         "on_the_card": len(with_reserve),

@@ -25,31 +25,42 @@ static void zero(char* start, size_t size) {
   memset(last, 0, start + size - last);
 }
 
-// Copy between devices, leaving pages uncommitted that were never written at the source.
+// Copy from a device, leaving pages uncommitted that were never written at the source.
 static void copy_committed(char* to, const char* from, size_t size) {
   int pages = size < 16 * kPage ? -1 : open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pages < 0 || (to < from + size && from < to + size)) {
     memmove(to, from, size);
   } else {
     uint64_t entries[512];
-    for (size_t done = 0; done < size;) {
+    size_t done = 0, zeros_from = 0;  // all pages between are zero: as many as possible are returned at once
+    while (done < size) {
       uintptr_t page = (uintptr_t)(from + done) / kPage;
       ssize_t got = pread(pages, entries, sizeof entries, page * sizeof *entries);
       size_t known = got > 0 ? got / sizeof *entries : 0;
-      if (!known) {
-        memmove(to + done, from + done, size - done);
-        break;
-      }
+      if (!known) break;
       for (size_t i = 0; i < known && done < size; ++i) {
         size_t step = std::min(size - done, (page + i + 1) * kPage - (uintptr_t)(from + done));
         bool committed = entries[i] >> 62;  // present, or swapped out
-        if (committed) memcpy(to + done, from + done, step);
-        else zero(to + done, step);
+        if (committed) {
+          zero(to + zeros_from, done - zeros_from);
+          memcpy(to + done, from + done, step);
+          zeros_from = done + step;
+        }
         done += step;
       }
     }
+    zero(to + zeros_from, done - zeros_from);
+    memcpy(to + done, from + done, size - done);
   }
   if (pages >= 0) close(pages);
+}
+
+// Whether pages of the host are zero after they were returned to the system. Those of files and of shared memory are
+// not. For these MADV_FREE fails; for others it may forget the contents, all of which the caller overwrites.
+static bool is_private_memory(char* start, size_t size) {
+  char* first = (char*)round_up((uintptr_t)start, kPage);
+  char* last = (char*)((uintptr_t)(start + size) / kPage * kPage);
+  return first < last && !madvise(first, last - first, MADV_FREE);
 }
 
 // ---- Copies ----
@@ -88,7 +99,9 @@ static int check_read(const void* to, const void* from, size_t size) {
   return refuse("Reading memory that a kernel may have written", "No kernel of your own is computed.");
 }
 // Without values nobody computes with what is copied to a device. Large copies, which are weights and data,
-// leave zeros there: neither their pages nor as many of the device's have to be in memory.
+// leave zeros there: neither their pages nor as many of the device's have to be in memory. Large copies back, such
+// as of activations that are saved on the host, have the same contents as ever, but where nothing was ever written
+// on the device, the host's pages are zero without being in memory. Pinned memory is in memory as a whole.
 static constexpr size_t kLargestCopied = kMiB;
 static std::atomic<bool> leaves_out_copies{false};
 API void emulated_leave_out_copies(int on) { leaves_out_copies = on; }
@@ -98,7 +111,10 @@ static void copy(void* to, const void* from, size_t size) {
   if (phase() == kCopyOperator || (phase() == kOperator && reads && writes)) return;
   if (reads && phase() == kOperator && answer(to, size)) return;
   if (reads && writes) return copy_committed((char*)to, (const char*)from, size);
-  if (writes && leaves_out_copies && size > kLargestCopied) return zero((char*)to, size);
+  bool is_left_out = leaves_out_copies && size > kLargestCopied;
+  if (writes && is_left_out) return zero((char*)to, size);
+  if (reads && is_left_out && !is_pinned(to) && is_private_memory((char*)to, size))
+    return copy_committed((char*)to, (const char*)from, size);
   bool is_stale = !values_are_computed || phase() == kOperator;
   if (reads && is_stale && size <= kSmallRead && !is_known(from, size)) {
     memset(to, 0, size);

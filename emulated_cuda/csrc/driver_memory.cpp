@@ -5,7 +5,6 @@
 
 // In memory.cpp and copies.cpp.
 std::pair<uintptr_t, size_t> allocation_around(const void* pointer);
-bool is_pinned(const void* pointer);
 int fill_elements(void* start, size_t pitch, unsigned value, int size, size_t width, size_t height, Stream stream);
 extern "C" {
 int cudaMalloc(void**, size_t);

@@ -123,6 +123,7 @@ void remove_range(uintptr_t start);
 void add_piece(uintptr_t start, size_t size, int device);
 void remove_pieces(uintptr_t start, size_t size);
 bool is_on_device(const void* pointer);  // takes the mutex
+bool is_pinned(const void* pointer);     // likewise
 // False if bytes are of a device and not allocated there as a whole. Takes the mutex.
 bool may_access(const void* pointer, size_t size);
 // Whether addresses are in the address space of a device. Hold the mutex.

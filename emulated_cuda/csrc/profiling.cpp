@@ -13,7 +13,6 @@
 #include "graphs.hpp"
 
 std::atomic<unsigned> profiled_kinds{0};
-bool is_pinned(const void* pointer);  // memory.cpp
 extern "C" int cudaStreamGetId(Stream stream, unsigned long long* id);
 
 namespace {

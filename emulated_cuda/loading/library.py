@@ -97,7 +97,10 @@ class Library:
         self._functions.emulated_set_late_events(1)
 
     def leave_out_copies(self, on: bool) -> None:
-        """Leave zeros on the device in the place of large copies from the host, or no longer."""
+        """Leave zeros on the device in the place of large copies from the host, or no longer.
+
+        Large copies back leave pages of the host uncommitted that are zero on the device.
+        """
         self._functions.emulated_leave_out_copies(int(on))
 
     def join(self, machine: str) -> None:

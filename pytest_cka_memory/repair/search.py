@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, islice
 
-from pytest_cka_memory.repair.changes import checkpointing, offered
+from pytest_cka_memory.repair.changes import checkpointing, deletions, offered
 from pytest_cka_memory.repair.initializing import without_random_values
 from pytest_cka_memory.repair.observation import Observed, observing
 from pytest_cka_memory.repair.smaller import Sizes
@@ -86,8 +86,11 @@ class Repairs:
         flops = max(0, (trial.flops or 0) - (self.as_it_is.flops or 0))
         if trial.flops is None and any(change.recomputes for change in trial.changes):
             flops = sys.maxsize  # not counted for lack of time
-        changes_numbers = int(not keeps_numbers(trial))
-        work = (flops, trial.host_bytes, changes_numbers, len(trial.changes))
+        is_rounded = 1 if trial.numbers else 0
+        numbers = is_rounded if keeps_numbers(trial) else 2
+        # The counter does not see all operations: what computes nothing again comes first.
+        again = int(any(change.recomputes for change in trial.changes))
+        work = (flops, trial.host_bytes, numbers, again, len(trial.changes))
         return (*work, trial.lines, trial.peak_bytes)
 
 
@@ -171,10 +174,32 @@ class Search:
             if self._is_late:
                 return
             self._try((change,))
+        changes = self._without_idle_deletions(changes)
         changes += self._variants(changes)
         self._fewest_checkpoints(changes)
         self._combine(changes)
         self._count_flops()
+
+    def _without_idle_deletions(self, changes: Sequence[Change]) -> list[Change]:
+        """Leave out the variables whose deletion adds nothing to that of the others."""
+
+        def peak_of(change: Change) -> int | None:
+            trial = self._try((change,))
+            return None if trial.figures is None else trial.peak_bytes
+
+        kept: dict[str, Change] = {}
+        for change in changes:
+            needed = change
+            if change.group == deletions.GROUP and not self._is_late:
+                needed = deletions.needed(change, changes, peak_of)
+            kept.setdefault(needed.name, needed)
+        tried_deletions = [
+            trial for trial in self.repairs.trials if trial.changes[0].group == deletions.GROUP
+        ]
+        for trial in tried_deletions:
+            if trial.name not in kept:
+                self.repairs.trials.remove(trial)
+        return list(kept.values())
 
     def _quick(self) -> Figures:
         """Run the step without values that nothing computes with."""

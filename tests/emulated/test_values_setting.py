@@ -68,6 +68,63 @@ def test_without_values_large_copies_touch_no_memory(python, setting, printed):
     assert python("-c", COPIES, setting).stdout.splitlines() == printed
 
 
+COPIES_BACK = """
+import sys, tempfile
+import emulated_cuda
+emulated_cuda.load("h100", values=sys.argv[1] == "on")
+import torch
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+saved, zeros = torch.empty(2**26, device="cuda"), torch.zeros(2**20, device="cuda")
+torch.ones(2**20, device="cuda").cpu()
+used = torch.full((2**24,), 7.0)
+before = resident()
+on_host = saved.cpu()
+print(resident() - before > 200, on_host.abs().max().item())
+before = resident()
+used.copy_(saved[:2**24])
+print(before - resident() > 40, used.abs().max().item())
+
+pieces = torch.zeros(2**20, dtype=torch.int64, device="cuda")
+pieces[2**17 + 1:2**18 + 1] = torch.arange(2**17)
+found = pieces.cpu()
+print(found[2**17 + 1:2**18 + 1].equal(torch.arange(2**17)), found.count_nonzero().item())
+
+with tempfile.NamedTemporaryFile() as file:
+    file.write(b"seven" * 2**20)
+    file.flush()
+    for shared in (False, True):
+        of_file = torch.from_file(file.name, shared=shared, size=2**20)
+        print(of_file.count_nonzero().item(), of_file.copy_(zeros).count_nonzero().item())
+shared = torch.ones(2**20).share_memory_()
+pinned = torch.ones(2**20).pin_memory()
+before = resident()
+print(shared.copy_(zeros).count_nonzero().item(), pinned.copy_(zeros).count_nonzero().item())
+print(round(resident() - before))
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "fresh", "used"),
+    [("on", "True 0.0", "False 0.0"), ("off", "False 0.0", "True 0.0")],
+    ids=["on", "off"],
+)
+def test_large_copies_to_the_host_commit_only_what_was_written_on_the_device(
+    python, setting, fresh, used
+):
+    """Activations that are saved on the host take none of its memory without values.
+
+    What the host reads is the same as with a copy of all bytes: zeros, and pieces that were copied
+    to the device, also in the memory of a file, in shared memory and in pinned memory.
+    """
+    printed = python("-c", COPIES_BACK, setting).stdout.splitlines()
+    assert printed[:2] == [fresh, used]
+    assert printed[2:] == ["True 131071", "1048576 0", "1048576 0", "0 0", "0"]
+
+
 OTHER = """
 from pytest_cka_memory import DeviceError, MemoryProbe
 MemoryProbe("emulate:cuda:t4,values=off")

@@ -27,6 +27,19 @@ def before_the_peak():
     return total + float(second.sum())
 
 
+def three_before_the_peak():
+    """Two of three tensors are live at the peak, and nothing needs them."""
+    model = nn.Linear(64, SIZE // 16)
+    first = torch.ones(SIZE * 4)
+    second = torch.ones(SIZE * 2)
+    total = float(first.sum() + second.sum())
+    with torch.no_grad():
+        third = model(torch.ones(64, 64)).relu()  # the peak
+        total += float(third.sum())
+        fourth = model(torch.ones(1, 64))
+    return total + float(fourth.sum())
+
+
 def used_later():
     """Nothing can be deleted: it is used at the end."""
     model = nn.Linear(64, SIZE // 64)

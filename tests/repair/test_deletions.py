@@ -12,6 +12,7 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.repair.changes import deletions
 from pytest_cka_memory.repair.edits import diff, patched
 from pytest_cka_memory.repair.observation import observing
+from pytest_cka_memory.repair.report import RepairReport
 from pytest_cka_memory.repair.trials import EXACT, Change, Figures, tried
 
 
@@ -59,6 +60,44 @@ def test_tensor_that_is_not_used_before_the_peak() -> None:
     change = changes_of(loops.before_the_peak)["del first"]
     trial = tried([change], lambda: peak_of(loops.before_the_peak), lambda error: False)
     assert peak_of(loops.before_the_peak).peak_bytes - trial.peak_bytes == 16 * loops.SIZE
+
+
+@pytest.mark.parametrize(
+    ("step", "names"),
+    [
+        (
+            loops.three_before_the_peak,
+            {"del first", "del second", "del third", "del first, second"},
+        ),
+        (loops.before_the_peak, {"del first"}),
+    ],
+    ids=["two-of-three", "one"],
+)
+def test_combined_deletion_has_no_name_that_saves_nothing(
+    repairs_of: Callable[..., RepairReport], step: Callable[[], Any], names: set[str]
+) -> None:
+    """What is deleted beside others has to lower the peak further."""
+    deleting = {name for name in repairs_of(step).peaks_mb if name.startswith("del ")}
+    assert {name for name in deleting if "+" not in name} == names
+
+
+def test_fewest_variables_are_found_by_their_peaks() -> None:
+    """A variable stays if the peak without its deletion is higher."""
+    everything = changes_of(loops.three_before_the_peak)
+    singles = [change for change in everything.values() if len(change.part) == 1]
+    (every,) = (change for change in everything.values() if len(change.part) == 3)
+
+    def peak(saving: dict[str, int]) -> Callable[[Change], int]:
+        return lambda change: 100 - sum(saving.get(each.name, 0) for each in change.part)
+
+    def names(saving: dict[str, int]) -> set[str]:
+        change = deletions.needed(every, singles, peak(saving))
+        return {each.name for each in change.part}
+
+    assert names({"first": 1, "second": 2, "third": 4}) == {"first", "second", "third"}
+    assert names({"first": 1, "third": 4}) == {"first", "third"}
+    assert names({"second": 1}) == {"second"}
+    assert deletions.needed(every, singles, lambda change: None) is every
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import functools
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -12,6 +12,7 @@ from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Copied, Refusal
 from pytest_cka_memory.repair.unused_locals import Unused
 
+GROUP = "del"
 _MOST = 3
 
 
@@ -30,11 +31,40 @@ def _change(variables: Sequence[Unused]) -> Change:
     edits = tuple(map(_edit, variables))
     return Change(
         f"del {names}",
-        "del",
+        GROUP,
         functools.partial(_trying, edits, tuple({each.code for each in variables})),
         edits=edits,
         order=-2,
+        part=tuple(variables),
     )
+
+
+def needed(
+    change: Change, others: Sequence[Change], peak_of: Callable[[Change], int | None]
+) -> Change:
+    """Return the deletion of the fewest of its variables that lowers the peak as much.
+
+    Args:
+        change: of this module.
+        others: changes that were tried already; a single one may do as well.
+        peak_of: returns the peak under a change in bytes, None if the run ends with an error.
+    """
+    peak = peak_of(change)
+    if peak is None or len(change.part) == 1:
+        return change
+
+    def does_as_well(other: Change) -> bool:
+        found = peak_of(other)
+        return found is not None and found <= peak
+
+    for other in others:
+        if other.group == GROUP and len(other.part) == 1 and does_as_well(other):
+            return other
+    for variable in reversed(change.part):
+        fewer = _change([each for each in change.part if each is not variable])
+        if len(change.part) > 1 and does_as_well(fewer):
+            change = fewer
+    return change
 
 
 def _edit(variable: Unused) -> Edit:
