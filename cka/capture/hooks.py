@@ -59,6 +59,8 @@ class PassRecord(Generic[T]):
     """Calls whose output has another number of tokens than the mask of a batch with padding."""
     not_pooled: set[Call] = field(default_factory=set)
     """Calls whose output has positions that the pooling does not know."""
+    error: Exception | None = None
+    """The first error of a hook, if hooks do not raise."""
 
 
 class Capture(Generic[T]):
@@ -74,6 +76,8 @@ class Capture(Generic[T]):
         reader: OutputReader,
         measure: Callable[..., T],
         axes: AxesOfLayers,
+        *,
+        raises: bool = True,
     ) -> None:
         """Prepare to measure these modules.
 
@@ -83,7 +87,10 @@ class Capture(Generic[T]):
             measure: a function of the features (n, ...), and of the mask (n, t) if they are tokens
                 (n, t, d) some of which are padding.
             axes: knows which axes of an output have samples and tokens.
+            raises: whether an error ends the forward pass. If not, the first one is recorded and
+                the pass goes on, because other ranks compute in it too.
         """
+        self._raises = raises
         self._modules = modules
         self._reader = reader
         self._measure = measure
@@ -147,9 +154,17 @@ class Capture(Generic[T]):
     def _hook(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         call = Call(name, self._calls[name])
         self._calls[name] += 1
-        # A model may enable gradients in its own forward.
-        with torch.no_grad():
-            position = self._position(call, module, output)
+        if self._record.error is not None:
+            return
+        try:
+            # A model may enable gradients in its own forward.
+            with torch.no_grad():
+                position = self._position(call, module, output)
+        except Exception as error:
+            if self._raises:
+                raise
+            self._record.error = error
+            return
         if isinstance(position, LeftOut):
             self._record.left_out[call] = position
         else:

@@ -175,7 +175,11 @@ class ModelRunner:
         }
         self._axes = AxesOfLayers(model, settings.axes)
         self.capture: Capture[Measurement] = Capture(
-            self._modules, reader, estimator.measure, self._axes
+            self._modules,
+            reader,
+            estimator.measure,
+            self._axes,
+            raises=not self._lockstep.is_needed,
         )
         self.rows = Rows()
         self._model = model
@@ -209,6 +213,13 @@ class ModelRunner:
         ):
             self._run_explained(call)
         record = self.capture.take()
+        with self._lockstep.saying_failures():
+            self._check(record)
+        return record
+
+    def _check(self, record: PassRecord[Measurement]) -> None:
+        if record.error is not None:
+            raise record.error
         if not record.values:
             problem = self._axes.probed.problem
             raise LayerError(
@@ -218,7 +229,6 @@ class ModelRunner:
                 "axes= or pick="
                 + (f". On fewer samples the model raised {problem}" if problem else "")
             )
-        return record
 
     def run_along(self, batch: Any) -> None:
         """Run the model on a batch as often as other ranks need it, and measure nothing."""

@@ -416,7 +416,9 @@ class SimultaneousRuns:
                     runner.run_along(batches[min(number, len(batches) - 1)])
             return
         if len(self._runners) == 1:
-            self._runs[0].add([self._runners[0].run(batches[0])])
+            record = self._runners[0].run(batches[0])
+            with self._lockstep.saying_failures():
+                self._runs[0].add([record])
             return
         before = _versions(batches[0])
         records: dict[int, PassRecord[Measurement]] = {}
@@ -427,7 +429,8 @@ class SimultaneousRuns:
                     "different input; pass a second data loader, or feed= with a copy of the batch"
                 )
             records[number] = runner.run(batches[min(number, len(batches) - 1)])
-            self._add_pairs(records, number)
+            with self._lockstep.saying_failures():
+                self._add_pairs(records, number)
 
     def _add_pairs(self, records: dict[int, PassRecord[Measurement]], newest: int) -> None:
         """Add the pairs whose second model is the newest, and drop what is no longer needed."""
