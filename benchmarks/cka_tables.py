@@ -130,12 +130,19 @@ def parts() -> str:
 
 def sanity() -> str:
     """How many layers are most similar to the same layer of a network with another seed."""
+    found = {
+        (row["data"], row["width"], row["epochs"]): row for row in _results("sanity-torch-*.json")
+    }
     rows = []
-    for row in _results("measures-sanity-torch-*.json"):
-        shares = (row["demo of Kornblith et al."], row["exact"], row["unbiased, batches of 64"])
-        rows.append([row["case"], f"{row['accuracy']:.1%}", *(f"{share:.1%}" for share in shares)])
-    head = ["images, and width of the networks", "accuracy", "demo of the paper", "`exact`"]
-    return _markdown([*head, "unbiased, batches of 64"], rows)
+    for data in dict.fromkeys(data for data, *_ in found):
+        last = found[data, 16, 16]
+        cases = [*((16, epochs) for epochs in (0, 1, 4, 16)), (4, 16)]
+        measured = [found.get((data, *each)) for each in cases]
+        shares = ["-" if row is None else f"{row['peer']['same']:.0%}" for row in measured]
+        accuracy = f"{last['accuracy']:.0%}, {last['accuracy_held_out']:.0%}"
+        rows.append([data, accuracy, *shares, f"{last['peer']['beside']:.0%}"])
+    head = ["images", "accuracy: trained, held out", "untrained", "1 epoch", "4", "16"]
+    return _markdown([*head, "16, width 4", "16, at most one layer off"], rows)
 
 
 def _results(pattern: str) -> list[Row]:

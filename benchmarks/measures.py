@@ -1,19 +1,14 @@
-"""Measures of similarity beside each other: errors, chance, cost, parts of batches, a sanity check.
+"""Measures of similarity beside each other: errors, chance, cost, parts of batches.
 
 python benchmarks/measures.py errors --json results.json
 python benchmarks/measures.py chance --pairs 500 --json results.json
 python benchmarks/measures.py parts --data-sets 200 --json results.json
-python benchmarks/measures.py sanity --seeds 5 --json results.json
-
-``sanity`` is the check of Kornblith et al. 2019, section 6.1: of two networks that differ in their
-seed only, is each layer most similar to the same layer of the other? Its peer is the formula of
-their published demo, in NumPy.
 """
 
 import argparse
 import json
 import time
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +62,6 @@ def reference(name: str, x: Tensor, y: Tensor, k: int) -> float:
     shared = neighbours[0] & neighbours[1]
     own = [song(m * p, m * p) for m, p in zip(neighbours, both, strict=True)]
     return song(shared * both[0], shared * both[1]) / (own[0] * own[1]) ** 0.5
-
-
-def demo_cka(x: Tensor, y: Tensor) -> float:
-    """Return linear CKA as in the demo of Kornblith et al.: of centred features, biased."""
-    one, other = (each.double().flatten(1).numpy() for each in (x, y))
-    one, other = one - one.mean(0), other - other.mean(0)
-    if min(one.shape[1], other.shape[1]) > len(one):  # the same by Gram matrices
-        grams = one @ one.T, other @ other.T
-        return float(
-            (grams[0] * grams[1]).sum() / np.linalg.norm(grams[0]) / np.linalg.norm(grams[1])
-        )
-    cross = np.linalg.norm(other.T @ one) ** 2
-    return float(cross / np.linalg.norm(one.T @ one) / np.linalg.norm(other.T @ other))
 
 
 def network(seed: int, width: int = 32, layers: int = 4) -> nn.Sequential:
@@ -205,126 +187,12 @@ def parts(data_sets: int) -> list[Row]:
     return rows
 
 
-# --- the sanity check ---
-
-
-def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return stripes of ten orientations in noise, 16 x 16, with random phases and colours."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % 10
-    angle = labels * torch.pi / 10
-    y, x = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
-    phase = 6.3 * torch.rand(count, generator=generator)[:, None, None]
-    along = x * angle.cos()[:, None, None] + y * angle.sin()[:, None, None]
-    stripes = torch.sin(1.2 * along + phase)[:, None]
-    colours = torch.randn(count, 3, 1, 1, generator=generator)
-    return stripes * colours + 0.7 * torch.randn(count, 3, 16, 16, generator=generator), labels
-
-
-def digits() -> tuple[Tensor, Tensor]:
-    """Return the 8 x 8 digits of scikit-learn."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    pixels = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
-    return pixels, torch.tensor(data.target)
-
-
-def tiny_ten(channels: int, seed: int, width: int) -> nn.Sequential:
-    """Eight convolutions with batch norm and ReLU, pooling and a linear layer: "Tiny-10"."""
-    torch.manual_seed(seed)
-    parts: list[nn.Module] = []
-    inner = channels
-    for outer, stride in ((1, 1), (1, 1), (1, 2), (2, 1), (2, 1), (2, 2), (4, 1), (4, 1)):
-        outer *= width
-        convolution = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
-        parts.append(nn.Sequential(convolution, nn.BatchNorm2d(outer), nn.ReLU()))
-        inner = outer
-    return nn.Sequential(
-        *parts, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(inner, 10)
-    )
-
-
-def trained(model: nn.Module, data: tuple[Tensor, Tensor], epochs: int, seed: int) -> float:
-    """Train a network, and return its accuracy on the data."""
-    x, labels = data
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    model.train()
-    for _ in range(epochs):
-        for some in torch.randperm(len(x), generator=generator).split(64):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[some]), labels[some]).backward()
-            optimizer.step()
-        schedule.step()
-    model.eval()
-    with torch.no_grad():
-        return float((model(x).argmax(1) == labels).float().mean())
-
-
-def matched(matrix: Tensor) -> float:
-    """Return the share of layers whose most similar layer in the other network is the same.
-
-    Each of the two networks is the first one once.
-    """
-    same = torch.arange(len(matrix))
-    return float(torch.cat([matrix.argmax(1) == same, matrix.argmax(0) == same]).float().mean())
-
-
-def sanity(seeds: int, epochs: int) -> list[Row]:
-    """Train networks with several seeds, and look for each layer in the others."""
-    rows: list[Row] = []
-    cases = {
-        "generated, width 16": (images(2000, 0), images(512, 1), 16),
-        "generated, width 4": (images(2000, 0), images(512, 1), 4),
-        "digits 8 x 8, width 4": (digits(), None, 4),
-        "digits 8 x 8, width 16": (digits(), None, 16),
-    }
-    for name, (train, test, width) in cases.items():
-        held_out = train[0][:512] if test is None else test[0]
-        models = [tiny_ten(train[0].shape[1], seed, width) for seed in range(seeds)]
-        accuracies = [trained(model, train, epochs, seed) for seed, model in enumerate(models)]
-        layers = [str(at) for at in range(10)]
-        shares: dict[str, list[float]] = {}
-        for one, other in combinations(models, 2):
-            found = {
-                "unbiased, batches of 64": CKA(one, other, layers, device="cpu").compare(
-                    list(held_out.split(64)), progress=False
-                ),
-                "exact": CKA(one, other, layers, device="cpu", estimator="exact").compare(
-                    list(held_out.split(64)), progress=False
-                ),
-            }
-            for what, result in found.items():
-                shares.setdefault(what, []).append(matched(result.matrix))
-            outputs = []
-            with torch.no_grad():
-                for model in (one, other):
-                    x, of_model = held_out, []
-                    for layer in model:
-                        x = layer(x)
-                        of_model.append(x)
-                    outputs.append(of_model)
-            demo = torch.tensor([[demo_cka(x, y) for y in outputs[1]] for x in outputs[0]])
-            shares.setdefault("demo of Kornblith et al.", []).append(matched(demo))
-        rows.append(
-            {"case": name, "seeds": seeds, "epochs": epochs, "samples": len(held_out),
-             "accuracy": sum(accuracies) / seeds,
-             **{what: sum(values) / len(values) for what, values in shares.items()}}
-        )  # fmt: skip
-        print(rows[-1], flush=True)
-    return rows
-
-
 def main() -> None:
     """Measure and print, or write to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("errors", "chance", "parts", "sanity"))
+    parser.add_argument("what", choices=("errors", "chance", "parts"))
     parser.add_argument("--pairs", type=int, default=500)
     parser.add_argument("--data-sets", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -332,7 +200,6 @@ def main() -> None:
         "errors": errors,
         "chance": lambda: chance(options.pairs),
         "parts": lambda: parts(options.data_sets),
-        "sanity": lambda: sanity(options.seeds, options.epochs),
     }[options.what]()
     for row in rows:
         row |= {"torch": torch.__version__, "processor": processor()}

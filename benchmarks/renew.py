@@ -129,8 +129,7 @@ TABLES = {
         "measures-parts-torch-{torch}.json", ("cka",), "measures.py", ("parts",), minutes=2
     ),
     "sanity check": Table(
-        "measures-sanity-torch-{torch}.json", ("cka",), "measures.py",
-        ("sanity", "--seeds=4", "--epochs=6"), minutes=10, needs="scikit-learn",
+        "sanity-torch-{torch}.json", ("cka",), "sanity.py", minutes=20, needs="scikit-learn, pillow"
     ),
     "passes": Table(
         "gram-passes-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "gram_passes.py"

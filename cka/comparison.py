@@ -14,7 +14,7 @@ from torch import nn
 from cka.capture.axes import check_axes
 from cka.capture.layers import Layers, select, selects
 from cka.capture.outputs import OutputReader, Pick, Pooling
-from cka.data import batch_count, batch_tuples, check_loader, sample_count, shuffles
+from cka.data import Counting, batch_count, batch_tuples, check_loader, sample_count, shuffles
 from cka.errors import CKAError, CKAWarning, SettingError
 from cka.functional.hsic import HSICEstimator
 from cka.functional.kernels import RBF, Kernel, check_linear, linear_gram, resolve_kernel
@@ -127,7 +127,9 @@ class CKA:
                 standard error is larger.
             pooling: how outputs with tokens or other positions, such as (n, t, d) or (n, c, h, w),
                 become features: "flatten" (default) keeps all positions, "mean" averages them,
-                "cls" keeps the first token and "last" the last one.
+                "cls" keeps the first token and "last" the last one. "tokens" takes each token that
+                the mask keeps for a sample, m in a batch, whose Gram matrices have m² entries
+                (``hsic_batch_size=256`` limits that); both models must have the same tokens.
             mask: which tokens of a batch are padding. Padding is left out of outputs that have one
                 position for each token of the masked input: "mean" averages the other tokens,
                 "cls" and "last" take the first and the last of them, and "flatten" replaces padding
@@ -260,7 +262,8 @@ class CKA:
                 enough, if a mask cannot be used, or if ranks ran different layers.
             LayerError: if no layer is left to compare.
             SettingError: if the exact estimator is used on several ranks, if ``null`` or
-                ``bootstrap`` is too small, or if ``bootstrap`` is used for "sampled_neurons".
+                ``bootstrap`` is too small, or is used for what it does not fit: both for
+                pooling="tokens", ``bootstrap`` for "sampled_neurons".
             DoesNotFitError: if the exact estimator would need too much memory.
         """
         if self._models is None:
@@ -280,6 +283,7 @@ class CKA:
                 CKAWarning,
                 stacklevel=2,
             )
+        self._reader.check_resamples(null, bootstrap)
         resamples = Resamples.checked(null, bootstrap, generator, self._estimator, self._measure)
         (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, resamples)
         for message in outcome.warnings:
@@ -317,10 +321,7 @@ class CKA:
         resamples: Resamples,
         stacklevel: int = 3,
     ) -> list[Outcome]:
-        """Run every model on every batch, and return the outcome of each pair of models.
-
-        ``stacklevel`` is that of a warning for the caller's line.
-        """
+        """Run every model on every batch; ``stacklevel`` is that of a warning for the caller."""
         advice = self._advice()
         rank = placement.rank() if self._over_ranks else 0
         resamplings = [resamples.of_pair(rank) for _ in pairs]
@@ -345,7 +346,7 @@ class CKA:
                     estimator,
                     over_ranks=self._over_ranks,
                     resamplings=resampled,
-                    counting=self._inputs.counting,
+                    counting=self._counting,
                 )
                 for (first, second), estimator, resampled in zip(
                     pairs, estimators, resamplings, strict=True
@@ -354,7 +355,8 @@ class CKA:
             several = SimultaneousRuns(runners, pairs, runs, lockstep)
             stack.callback(several.close)
             bar = stack.enter_context(Progress(batch_count(loaders[0]), shown=progress))
-            least = estimators[0].min_samples
+            # A batch of few samples may have enough tokens.
+            least = 1 if self._counting is None else estimators[0].min_samples
             for batches in lockstep.batches(batch_tuples(loaders, least, self._inputs.counting)):
                 several.add(batches)
                 message = None if advice is None else advice.batch_done(runs[0].last_samples)
@@ -365,6 +367,11 @@ class CKA:
             # The caller may be in inference mode, but the result must be an ordinary tensor.
             with torch.inference_mode(False), torch.no_grad():
                 return [run.outcome() for run in runs]
+
+    @property
+    def _counting(self) -> Counting | None:
+        """How the samples of a batch are counted; None if only the masks show them."""
+        return None if self._reader.tokens_are_samples else self._inputs.counting
 
     def _make_runners(
         self,
@@ -408,7 +415,7 @@ class CKA:
                     "has several ranks; run it on one rank with distributed=False, or use "
                     "estimator='unbiased'"
                 )
-            expected = sample_count(loader)
+            expected = sample_count(loader) if self._counting is not None else None
             if self._measure is not None:
                 return ExactNeighbours(self._measure, expected, self._limit_bytes, resamplings)
             return Exact(self._kernel, expected, self._limit_bytes, resamplings)

@@ -189,10 +189,7 @@ def compare_many(
     if dataloader is None:
         raise InputError("compare_many needs a data loader, unless all models are stored features")
     comparison = _ComparisonOfMany(modules, layers, settings)
-    resamples = Resamples.checked(
-        null, bootstrap, generator, settings.get("estimator") or "unbiased"
-    )
-    return comparison.compare_pairs(dataloader, pairs, progress, resamples)
+    return comparison.compare_pairs(dataloader, pairs, progress, (null, bootstrap, generator))
 
 
 def _is_stored(model: Any) -> bool:
@@ -267,8 +264,10 @@ class _ComparisonOfMany(CKA):
         dataloader: Iterable[Any],
         pairs: Pairs,
         progress: bool,
-        resamples: Resamples,
+        requested: tuple[int | None, int | None, torch.Generator | None],
     ) -> CKAResults:
+        self._reader.check_resamples(*requested[:2])
+        resamples = Resamples.checked(*requested, self._estimator)
         models = self._compared
         numbers = _numbers(len(models), pairs)
         outcomes = self._run(models, numbers, (dataloader,), progress, resamples, stacklevel=4)

@@ -91,6 +91,27 @@ def find_masks(batch: Any, mask: Mask, model: nn.Module, samples: int | None) ->
     return found
 
 
+def check_kinds(batch: Any, found: Masks, model: nn.Module, samples: int | None) -> None:
+    """Check that the tokens of an encoder are not taken for those of a decoder.
+
+    Args:
+        batch: a batch of the loader.
+        found: its masks, from :func:`find_masks`.
+        model: the model.
+        samples: number of samples in the batch; None if the batch does not show it.
+
+    Raises:
+        InputError: if the model has both, and one of them has no mask.
+    """
+    kinds = {**find_masks(batch, "auto", model, samples), **found}
+    if len(kinds) > 1 and any(found.get(kind) is None for kind in kinds):
+        raise InputError(
+            'pooling="tokens" needs a mask for each kind of tokens of a model with several, '
+            f"{' and '.join(kinds)}, to tell them apart: add attention_mask and "
+            "decoder_attention_mask to the batch, or write mask={'name of an input': ...}"
+        )
+
+
 def mask_keywords(batch: Any, model: nn.Module) -> dict[str, Any]:
     """Return the masks that a batch has as attributes and the model takes as keyword arguments.
 

@@ -270,6 +270,11 @@ def save_features(
         InputError: as :meth:`cka.CKA.compare`.
         SettingError: if a setting is unknown.
     """
+    if settings.get("pooling") == "tokens":
+        raise SettingError(
+            "save_features stores one row for each sample, so it has no pooling='tokens'; compare "
+            "the models in one pass with CKA or compare_many, or write pooling='mean'"
+        )
     if dtype not in _DTYPES:
         raise SettingError(f"cannot use {dtype!r} as dtype; write 'float32' or 'bfloat16'")
     path = Path(folder)

@@ -24,6 +24,7 @@ from cka.capture.outputs import (
     OutputReader,
     Pooling,
     TokenMask,
+    TokenSamples,
     first_of_tokens,
     last_of_tokens,
     mean_of_tokens,
@@ -59,6 +60,15 @@ class PassRecord(Generic[T]):
     """Calls whose output has another number of tokens than the mask of a batch with padding."""
     not_pooled: set[Call] = field(default_factory=set)
     """Calls whose output has positions that the pooling does not know."""
+    tokens: TokenSamples | None = None
+    """The tokens that are samples; None unless the pooling is "tokens"."""
+    error: Exception | None = None
+    """The first error of a hook, if hooks do not raise."""
+
+    @property
+    def count(self) -> int | None:
+        """Number of samples that are compared: of the batch, or of its tokens."""
+        return self.samples if self.tokens is None else len(self.tokens.index)
 
 
 class Capture(Generic[T]):
@@ -74,6 +84,8 @@ class Capture(Generic[T]):
         reader: OutputReader,
         measure: Callable[..., T],
         axes: AxesOfLayers,
+        *,
+        raises: bool = True,
     ) -> None:
         """Prepare to measure these modules.
 
@@ -83,7 +95,10 @@ class Capture(Generic[T]):
             measure: a function of the features (n, ...), and of the mask (n, t) if they are tokens
                 (n, t, d) some of which are padding.
             axes: knows which axes of an output have samples and tokens.
+            raises: whether an error ends the forward pass. If not, the first one is recorded and
+                the pass goes on, because other ranks compute in it too.
         """
+        self._raises = raises
         self._modules = modules
         self._reader = reader
         self._measure = measure
@@ -112,7 +127,9 @@ class Capture(Generic[T]):
         self.clear()
         self._record.samples = samples
         self._masks = {
-            name: mask for name, mask in (masks or {}).items() if mask and mask.is_needed
+            name: mask
+            for name, mask in (masks or {}).items()
+            if mask and (mask.is_needed or self._reader.tokens_are_samples)
         }
         handles = []
         # Registering is inside, too: an error or Ctrl-C there must not leave hooks behind.
@@ -147,9 +164,17 @@ class Capture(Generic[T]):
     def _hook(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         call = Call(name, self._calls[name])
         self._calls[name] += 1
-        # A model may enable gradients in its own forward.
-        with torch.no_grad():
-            position = self._position(call, module, output)
+        if self._record.error is not None:
+            return
+        try:
+            # A model may enable gradients in its own forward.
+            with torch.no_grad():
+                position = self._position(call, module, output)
+        except Exception as error:
+            if self._raises:
+                raise
+            self._record.error = error
+            return
         if isinstance(position, LeftOut):
             self._record.left_out[call] = position
         else:
@@ -187,6 +212,8 @@ class Capture(Generic[T]):
 
     def _features(self, call: Call, tensor: Tensor, layout: Layout) -> tuple[Tensor, ...] | LeftOut:
         """Return the features of an output, and the mask if they are tokens with padding."""
+        if self._reader.tokens_are_samples:
+            return self._tokens_as_samples(call, tensor, layout)
         real = self._real(call, tensor, layout)
         if isinstance(real, LeftOut):
             return real
@@ -203,13 +230,46 @@ class Capture(Generic[T]):
         features = _POOLED[pooling](tokens, real).detach()
         return (features,) if real is None or features.ndim != 3 else (features, real)
 
+    def _tokens_as_samples(
+        self, call: Call, tensor: Tensor, layout: Layout
+    ) -> tuple[Tensor, ...] | LeftOut:
+        """Return the tokens (m, d) that the mask keeps, if they are those of the first layer."""
+        if not layout.positions or not layout.positions_known:
+            return LeftOut.OTHER_TOKENS
+        stream, real = "", self._real(call, tensor, layout)
+        if isinstance(real, LeftOut):
+            return LeftOut.OTHER_TOKENS
+        if self._masks:
+            streams = [self._stream(layout, at) for at in layout.positions]
+            if len(streams) != 1 or streams[0] not in self._masks:
+                return LeftOut.OTHER_TOKENS
+            stream = streams[0]
+        tokens = tokens_of(tensor, layout)
+        shape = (tokens.shape[0], tokens.shape[1])
+        mask = self._masks.get(stream)
+        if mask is not None and mask.count != shape[1]:
+            return LeftOut.OTHER_TOKENS
+        found = self._record.tokens
+        if found is None:
+            found = self._record.tokens = TokenSamples.of(shape, stream, real)
+        if (found.shape, found.stream) != (shape, stream):
+            return LeftOut.OTHER_TOKENS
+        return (found.rows(tokens).detach(),)
+
+    def _stream(self, layout: Layout, axis: int) -> str:
+        """Return the name of the tokens in an axis.
+
+        An axis of tokens that is stated, and of which no run shows the name, has the only mask.
+        """
+        name = layout.streams.get(axis, "-")
+        return next(iter(self._masks)) if name == "" and len(self._masks) == 1 else name
+
     def _real(self, call: Call, tensor: Tensor, layout: Layout) -> Tensor | LeftOut | None:
         """Return the mask (n, t) of the real tokens of an output; None if all are real."""
         if not self._masks:
             return None
-        of_axes = {
-            at: self._masks[name] for at, name in layout.streams.items() if name in self._masks
-        }
+        names = {at: self._stream(layout, at) for at in layout.streams}
+        of_axes = {at: self._masks[name] for at, name in names.items() if name in self._masks}
         if not of_axes and tensor.ndim > 2 and set(self._axes.probed.problems) & set(self._masks):
             if layout.other_streams or tensor.ndim == 3:
                 self._axes.raise_unknown_tokens(call, tensor)

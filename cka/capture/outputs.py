@@ -13,7 +13,7 @@ from torch import Tensor
 from cka.capture.structures import tensors_in
 from cka.errors import InputError, SettingError
 
-Pooling: TypeAlias = Literal["flatten", "mean", "cls", "last"]
+Pooling: TypeAlias = Literal["flatten", "mean", "cls", "last", "tokens"]
 Pick: TypeAlias = Callable[[str, Any], Tensor | None]
 
 
@@ -50,6 +50,11 @@ class LeftOut(Enum):
         "layers whose output has no values to compare (sparse, nested, on the meta device, or of "
         "a dtype without arithmetic) are left out (pass pick= to convert it)"
     )
+    OTHER_TOKENS = (
+        "layers whose output does not have the tokens of the first layer are left out, because "
+        'each token is a sample (pooling="tokens"; select layers with the same tokens, or pass '
+        "axes= to name their axis)"
+    )
     SCRIPTED = "layers that are scripted or traced are left out, because torch.jit calls no hooks"
     WIDTH_VARIES = (
         "layers with another number of features per sample in another batch are left out, because "
@@ -67,8 +72,8 @@ class OutputReader:
     """
 
     pooling: Pooling = "flatten"
-    """For (n, t, d) outputs: keep all tokens, average them, or keep only the first or the last.
-    Padding is left out."""
+    """For (n, t, d) outputs: keep all tokens, average them, keep only the first or the last, or
+    take each of them for a sample. Padding is left out."""
     pick: Pick | None = None
     """The user's function ``pick(layer_name, output)``; it returns None to skip the layer."""
 
@@ -76,8 +81,32 @@ class OutputReader:
         """Check that the pooling is known."""
         if self.pooling not in get_args(Pooling):
             raise SettingError(
-                f"cannot use {self.pooling!r} as pooling; write 'flatten', 'mean', 'cls' or 'last'"
+                f"cannot use {self.pooling!r} as pooling; write 'flatten', 'mean', 'cls', 'last' "
+                "or 'tokens'"
             )
+
+    @property
+    def tokens_are_samples(self) -> bool:
+        """Whether each token is a sample, so that a batch has as many as the mask keeps."""
+        return self.pooling == "tokens"
+
+    def check_resamples(self, null: int | None, bootstrap: int | None) -> None:
+        """Check that samples may be resampled.
+
+        The tokens of one text depend on each other, so they are not exchangeable: permuted one by
+        one, they would make too many layers significant, and drawn one by one, errors too small.
+
+        Raises:
+            SettingError: if tokens are samples.
+        """
+        for name, count in (("null", null), ("bootstrap", bootstrap)):
+            if count is not None and self.tokens_are_samples:
+                raise SettingError(
+                    f"pooling='tokens' has no {name}, got {name}={count}: the tokens of one text "
+                    "depend on each other, so they cannot be resampled one by one; omit it "
+                    "(result.standard_error is over batches), or use pooling='mean', 'cls' or "
+                    "'last', whose samples are texts"
+                )
 
     def find(self, name: str, output: Any) -> Tensor | None:
         """Return the tensor of an output: the one that ``pick`` returns, or else the first in it.
@@ -153,6 +182,44 @@ class TokenMask:
         return replace(self, real=self.real.to(device, non_blocking=device.type != "cpu"))
 
 
+@dataclass(frozen=True)
+class TokenSamples:
+    """The tokens of a batch of n samples with t tokens each, m of which are samples themselves."""
+
+    shape: tuple[int, int]
+    """(n, t)."""
+    stream: str
+    """The name of the tokens; empty if there is no mask."""
+    index: Tensor
+    """Positions of the m tokens among all n · t, in random order, on the CPU."""
+    counts: Tensor
+    """How many tokens of each sample are kept, (n,), on the CPU."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, int], stream: str, real: Tensor | None) -> TokenSamples:
+        """Return the tokens that a mask keeps.
+
+        Their order is random, and the same for all layers and models with as many tokens: parts of
+        a batch (``hsic_batch_size``) are then random tokens of all samples, not neighbours in one.
+
+        Args:
+            shape: numbers n of samples and t of tokens.
+            stream: the name of the tokens.
+            real: True for tokens and False for padding, (n, t); None if no token is padding.
+        """
+        n, t = shape
+        kept = torch.ones(n, t, dtype=torch.bool, device="cpu") if real is None else real.cpu()
+        index = kept.flatten().nonzero().flatten()
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(index), generator=generator, device="cpu")
+        return cls(shape, stream, index[order], kept.sum(1))
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """Return the tokens (m, d) of a (n, t, d) tensor."""
+        index = self.index.to(tensor.device)
+        return _at(tensor, (index // self.shape[1], index % self.shape[1]))
+
+
 def mean_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
     """Return the mean (n, d) over the real tokens of a (n, t, d) tensor; None means all tokens.
 
@@ -205,11 +272,12 @@ def last_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
 
 def _tokens_at(tensor: Tensor, positions: Tensor) -> Tensor:
     """Return one token of each sample, (n, d), by its position, (n,)."""
-    samples = torch.arange(len(tensor), device=tensor.device)
+    return _at(tensor, (torch.arange(len(tensor), device=tensor.device), positions))
+
+
+def _at(tensor: Tensor, index: tuple[Tensor, Tensor]) -> Tensor:
     other = _INDEXED_AS.get(tensor.dtype)
-    if other is None:
-        return tensor[samples, positions]
-    return tensor.view(other)[samples, positions].view(tensor.dtype)
+    return tensor[index] if other is None else tensor.view(other)[index].view(tensor.dtype)
 
 
 def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:

@@ -53,7 +53,7 @@ class Lockstep:
         last: tuple[Any, ...] | None = None
         iterator = iter(own)
         while True:
-            with self._saying_failures():
+            with self.saying_failures():
                 current = next(iterator, None)
             state = _PASS if current is not None else _NO_BATCH if last is None else _DONE
             states = self._exchange(state)
@@ -96,20 +96,24 @@ class Lockstep:
         def announce() -> None:
             self._exchange(_PASS)
 
-        with self._saying_failures():
+        with self.saying_failures():
             yield announce
         while _PASS in self._exchange(_DONE):
             run_along()
 
     @contextmanager
-    def _saying_failures(self) -> Iterator[None]:
-        """Let the other ranks raise as well, instead of waiting for this one."""
+    def saying_failures(self) -> Iterator[None]:
+        """Let the other ranks raise as well, instead of waiting for this one.
+
+        For code between two passes of the model, which the other ranks end at their next one.
+        """
         try:
             yield
         except _OtherRankError:
             raise
         except BaseException:
-            placement.all_numbers(_FAILED)
+            if self.is_needed:
+                placement.all_numbers(_FAILED)
             raise
 
     def _exchange(self, own: int) -> list[int]:

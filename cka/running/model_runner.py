@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from cka.capture.axes import AxesOfLayers, Probed
 from cka.capture.hooks import Capture, PassRecord
 from cka.capture.layers import Selection, format_labels
-from cka.capture.outputs import OutputReader, TokenMask
+from cka.capture.outputs import LeftOut, OutputReader, TokenMask
 from cka.capture.probe import Change, Prober, changed_inputs, random_state_kept
 from cka.capture.structures import map_named, named_tensors
 from cka.data import Counting, model_input, reason_of_failure, run_model, to_device
 from cka.errors import CKAError, InputError, LayerError, SettingError
-from cka.masks import Mask, Masks, find_masks, mask_keywords
+from cka.masks import Mask, Masks, check_kinds, find_masks, mask_keywords
 from cka.running.estimators import Estimator, Measurement
 from cka.running.lockstep import Lockstep
 from cka.running.placement import input_dtype, unwrap
@@ -175,7 +175,11 @@ class ModelRunner:
         }
         self._axes = AxesOfLayers(model, settings.axes)
         self.capture: Capture[Measurement] = Capture(
-            self._modules, reader, estimator.measure, self._axes
+            self._modules,
+            reader,
+            estimator.measure,
+            self._axes,
+            raises=not self._lockstep.is_needed,
         )
         self.rows = Rows()
         self._model = model
@@ -209,6 +213,15 @@ class ModelRunner:
         ):
             self._run_explained(call)
         record = self.capture.take()
+        with self._lockstep.saying_failures():
+            self._check(record)
+        return record
+
+    def _check(self, record: PassRecord[Measurement]) -> None:
+        if record.error is not None:
+            raise record.error
+        if not record.values and set(record.left_out.values()) == {LeftOut.OTHER_TOKENS}:
+            raise LayerError(f"no layer is left to compare: {LeftOut.OTHER_TOKENS.value}")
         if not record.values:
             problem = self._axes.probed.problem
             raise LayerError(
@@ -218,7 +231,6 @@ class ModelRunner:
                 "axes= or pick="
                 + (f". On fewer samples the model raised {problem}" if problem else "")
             )
-        return record
 
     def run_along(self, batch: Any) -> None:
         """Run the model on a batch as often as other ranks need it, and measure nothing."""
@@ -249,6 +261,8 @@ class ModelRunner:
 
     def _masks(self, batch: Any, samples: int | None) -> Masks:
         found = find_masks(batch, self._mask, self._model, samples)
+        if self._reader.tokens_are_samples:
+            check_kinds(batch, found, self._model, samples)
         return {name: mask and mask.to(self._device) for name, mask in found.items()}
 
     def _call_of(self, batch: Any) -> Callable[[], Any]:
@@ -298,11 +312,15 @@ class ModelRunner:
         """
         # Ranks probe the same masks, so that a model that cannot be run on fewer tokens raises on
         # all of them, and none waits in a layer that others do not reach.
-        names = self._lockstep.of_all(n for n, mask in masks.items() if mask and mask.is_needed)
+        every = self._reader.tokens_are_samples
+        names = self._lockstep.of_all(
+            name for name, mask in masks.items() if mask and (mask.is_needed or every)
+        )
         needed = {name: mask for name, mask in masks.items() if mask and name in names}
         is_new = not self._is_probed or bool(names - self._probed_masks)
         self._is_probed, self._probed_masks = True, self._probed_masks | names
-        if not is_new or self._axes.states_all(self.capture.names):
+        # If there are several masks, only a run shows which of them a stated axis has.
+        if not is_new or (len(names) < 2 and self._axes.states_all(self.capture.names)):
             return samples
         call = _on_a_copy(call) if self._settings.feed is not None else call
         with random_state_kept(self._device):

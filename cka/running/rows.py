@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Call, format_labels
-from cka.capture.outputs import LeftOut
+from cka.capture.outputs import LeftOut, TokenSamples
 from cka.errors import InputError
 
 
@@ -99,3 +101,26 @@ class RowsOfModel(Protocol):
 
     def clear(self) -> None:
         """Drop measurements that are not taken yet."""
+
+
+def check_same_tokens(of_models: Sequence[TokenSamples | None]) -> None:
+    """Check that the tokens of two models, if they are samples, are the same.
+
+    Args:
+        of_models: the tokens of each model; None if the samples are those of the batch.
+
+    Raises:
+        InputError: if a sample has another number of tokens for one of the models.
+    """
+    first, last = of_models[0], of_models[-1]
+    if first is None or last is None or torch.equal(first.counts, last.counts):
+        return
+    found = f"{len(first.index)} and {len(last.index)} tokens"
+    if len(first.counts) == len(last.counts):
+        at = int((first.counts != last.counts).nonzero()[0])
+        found = f"{int(first.counts[at])} and {int(last.counts[at])} tokens of sample {at}"
+    raise InputError(
+        f'pooling="tokens" needs the same tokens in both models, which have {found} of a batch; '
+        "select layers with the same tokens, or, if two tokenizers cut the text differently, "
+        "align the rows of both with cka.align_tokens and pass them to cka_from_features"
+    )

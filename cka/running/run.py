@@ -35,7 +35,7 @@ from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.lockstep import Batches, Lockstep
 from cka.running.messages import named_warnings, nan_warnings
 from cka.running.model_runner import ModelRunner
-from cka.running.rows import Rows, RowsOfModel, merge_rows
+from cka.running.rows import Rows, RowsOfModel, check_same_tokens, merge_rows
 
 
 @dataclass(frozen=True)
@@ -199,15 +199,12 @@ class Run:
         return True
 
     def add(self, records: Sequence[PassRecord[Measurement]]) -> None:
-        """Add one batch: the measurements of one model, or of two.
-
-        Raises:
-            InputError: if the models returned outputs for different numbers of samples.
-        """
-        counts = [record.samples or 0 for record in records]
+        """Add one batch; raise InputError if the models returned outputs for different samples."""
+        counts = [record.count or 0 for record in records]
+        check_same_tokens([record.tokens for record in records])
         if len(set(counts)) > 1:
             raise InputError(
-                f"the models returned outputs for {counts[0]} and {counts[1]} samples of one "
+                f"the models returned outputs for {counts[0]} and {counts[-1]} samples of one "
                 "batch; run both on the same samples, e.g. in feed="
             )
         if counts[0] < self._estimator.min_samples:
@@ -403,12 +400,11 @@ class SimultaneousRuns:
         """Run one batch, or one for each model; skip it if it has too few samples.
 
         Raises:
-            InputError: if the models get different inputs, or different numbers of samples.
-            LayerError: if no selected layer returned a tensor with the batch in its first
-                dimension.
+            InputError: if the models get different inputs, or different samples.
+            LayerError: if no selected layer returned a tensor that has the samples.
         """
         batches = current.batches
-        # A list, so that every run notes the size; any() would stop at the first.
+        # In a list every run notes the size; any() would stop at the first.
         skipped = [run.skips(batches[0]) for run in self._runs] if current.is_own else [True]
         if any(skipped):
             if self._lockstep.is_needed:
@@ -416,7 +412,7 @@ class SimultaneousRuns:
                     runner.run_along(batches[min(number, len(batches) - 1)])
             return
         if len(self._runners) == 1:
-            self._runs[0].add([self._runners[0].run(batches[0])])
+            self._add(self._runs[0], [self._runners[0].run(batches[0])])
             return
         before = _versions(batches[0])
         records: dict[int, PassRecord[Measurement]] = {}
@@ -433,10 +429,14 @@ class SimultaneousRuns:
         """Add the pairs whose second model is the newest, and drop what is no longer needed."""
         for (first, second), run in zip(self._pairs, self._runs, strict=True):
             if second == newest:
-                run.add([records[first], records[second]])
+                self._add(run, [records[first], records[second]])
         needed = {first for first, second in self._pairs if second > newest}
         for number in set(records) - needed:
             del records[number]
+
+    def _add(self, run: Run, records: Sequence[PassRecord[Measurement]]) -> None:
+        with self._lockstep.saying_failures():
+            run.add(records)
 
     def close(self) -> None:
         """Release all tensors, so that a traceback that references this object keeps none alive."""

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from cka import CKA, CKAResult, InputError, SettingError, compare_many
+from cka import CKA, CKAResult, InputError, LayerError, SettingError, compare_many
 
 
 def dataset(samples):
@@ -114,6 +114,7 @@ def sharded_encoder():
     """Return an encoder whose layers fetch their weights from both ranks when they run."""
     mesh = init_device_mesh("cpu", (2,))
     model = Encoder()
+    model.unused = nn.Identity()  # a layer that never runs
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -138,7 +139,32 @@ def sharded_results(rank):
         masked = CKA(model, mask="real", feed=lambda model, batch: model(*batch.values()))
         with pytest.raises(InputError, match=problem):
             masked.compare(iter([batch]), progress=False)
+        check_errors_in_a_pass(model, rank)
     return results
+
+
+def check_errors_in_a_pass(model, rank):
+    """Check that both ranks raise if only one has an error while or after the model runs."""
+    unusable = token_batch(8, 6, 1, padding=True)
+    if rank == 1:
+        unusable["attention_mask"][3] = 0
+    first = token_batch(8, 6, 2, padding=True)
+    other = "rank 1 stopped with an error"
+    for batches in ([unusable], [first, unusable]):
+        with pytest.raises(InputError, match="only padding" if rank == 1 else other):
+            CKA(model).compare(iter(batches), progress=False)
+    plain = token_batch(8, 6, 1, padding=False)
+
+    def kernel(features):
+        if rank == 1:
+            raise ValueError("a kernel of the user")
+        return features @ features.T
+
+    with pytest.raises(ValueError if rank == 1 else InputError, match="of the user|" + other):
+        CKA(model, kernel=kernel).compare(iter([plain]), progress=False)
+    layers = "layers.0" if rank == 0 else "unused"
+    with pytest.raises(LayerError if rank == 1 else InputError, match="none of the|" + other):
+        CKA(model, model1_layers=layers).compare(iter([plain]), progress=False)
 
 
 def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:

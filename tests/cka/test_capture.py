@@ -308,7 +308,9 @@ def test_sequence_first_outputs_are_transposed():
 
 def test_unknown_pooling_is_an_error():
     """The error for an unknown pooling lists the known names."""
-    with pytest.raises(ValueError, match="'max' as pooling; write 'flatten', 'mean', 'cls' or"):
+    with pytest.raises(
+        ValueError, match="'max' as pooling; write 'flatten', 'mean', 'cls', 'last' or 'tokens'"
+    ):
         CKA(mlp(), pooling="max")
 
 
