@@ -10,7 +10,6 @@ _CAUSES = {
     "codeasier/MemSnapDump": "recorded on an Ascend NPU (torch_npu), whose allocator is another",
 }
 """Repository -> why its recordings cannot be equal."""
-_ADDRESSES = "the card gave new segments lower addresses"
 
 
 def recordings() -> str:
@@ -34,7 +33,6 @@ def recordings() -> str:
 
 
 def _line(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    cause = _CAUSES.get(name, _ADDRESSES)
     exact = _exact(rows)
     return [
         f"[{name}](https://github.com/{name})",
@@ -42,7 +40,7 @@ def _line(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ", ".join(_special(rows)) or "-",
         f"{sum(row['allocations'] for row in rows):,}",
         f"{sum(row['growths'] for row in rows):,}",
-        exact if exact == "all" else f"{exact}: {cause}",
+        f"{exact}: {_CAUSES[name]}" if name in _CAUSES else exact,
     ]
 
 

@@ -31,6 +31,11 @@ ALLOCATE, FREE, EMPTY_CACHE, RELEASE, ATTEMPT, DROP_POOL, BEGIN, SET = range(8)
 ends the part that rebuilds the state in which a recording begins. ``SET`` sets the settings of
 which its key is the number in :attr:`texts`.
 """
+_ANYWHERE = 2**64 - 1
+"""No position."""
+_UNIT = 2 * 2**20
+"""Positions and what a device gives are multiples of this."""
+_MOST_UNITS = 2**30
 _STREAMS_OF_TORCH = 32
 """So many streams torch has of one priority; then it hands out the same ones again."""
 
@@ -41,9 +46,12 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: the path of a file of :mod:`.packing`, and that of the file for the results, a
             list of dicts. The first has a dict of ``requests`` (a dict of ``actions``, ``keys``,
-            ``sizes``, ``streams`` and ``pools``, arrays as bytes, and ``texts``), of ``runs`` (a
-            list of dicts of ``settings``, ``attempts``, ``releases`` and ``emptied``, the numbers
-            of requests before which the cache is emptied) and of ``total_bytes``.
+            ``sizes``, ``streams`` and ``pools``, arrays as bytes, ``texts``, and of the requests
+            for which the recording's card gave memory ``grown``, their numbers, and
+            ``positions``, bytes from the device's lowest address, below ``positions_bytes``), of
+            ``runs`` (a list of dicts of ``settings``, ``attempts``, ``releases``, ``positioned``,
+            whether memory is at these positions, and ``emptied``, the numbers of requests before
+            which the cache is emptied) and of ``total_bytes``.
     """
     source, target = map(Path, arguments)
     job = unpacked(source.read_bytes())
@@ -99,12 +107,58 @@ class _Device:
         self._memory_info = library.cudaMemGetInfo
         self._free, self._total = ctypes.c_size_t(), ctypes.c_size_t()
         self._references = ctypes.byref(self._free), ctypes.byref(self._total)
+        self._leave_positions = library.emulated_leave_positions
+        self._leave_positions.argtypes, self._leave_positions.restype = [ctypes.c_size_t], None
+        self._set_next_position = library.emulated_set_next_position
+        self._set_next_position.argtypes = [ctypes.c_size_t]
+        self._set_next_position.restype = ctypes.c_size_t
+        self._counter = torch_private.segment_counter()
+        self.refused_positions = 0
         self.is_stream_reused = False
 
     def free_bytes(self) -> int:
         """Return what the device has left."""
         self._memory_info(*self._references)
         return self._free.value
+
+    def leave_positions(self, size: int) -> None:
+        """Give no lower addresses than these to allocations without a position."""
+        self._leave_positions(size)
+        if self._counter is not None:
+            self._counter.value += min(size // _UNIT, _MOST_UNITS)
+
+    def allocate_at(self, position: int, size: int, stream: int) -> int:
+        """Allocate; if that takes memory from the device, it is at a position, if that is free.
+
+        Torch versions that order segments by a number, in the place of the address, get one that
+        gives them the same order.
+        """
+        self._set_next_position(position)
+        counter = self._counter
+        number = 0 if counter is None else counter.value
+        if counter is not None:
+            counter.value = min(position // _UNIT, _MOST_UNITS)
+        try:
+            found: int = self.allocate(size, stream)
+        finally:
+            if counter is not None:
+                counter.value = number
+            self.refused_positions = self._set_next_position(_ANYWHERE)
+        return found
+
+    def follows_positions(self) -> bool:
+        """Return whether the allocator takes the lower one of two equal blocks."""
+        size = 6 * _UNIT  # more than 10 MB have a segment of their own
+        try:
+            high, low = (self.allocate_at(position, size, 0) for position in (size, 0))
+        except self.out_of_memory:
+            return False
+        self.free(high)
+        self.free(low)
+        found = self.allocate(size, 0)
+        self.free(found)
+        self.empty_cache()
+        return found == low < high
 
     def stream(self, number: int) -> int:
         """Return the pointer of a stream."""
@@ -166,12 +220,14 @@ class _Device:
 
 def _run(request_list: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     device = _Device()
+    ignored = run["positioned"] and not device.follows_positions()
     if run["settings"]:
         device.set(run["settings"])
     replay = _Replay(device, request_list, run)
     begun = time.perf_counter()
     replay.make_all()
-    return {**replay.result(), **device.figures(), "seconds": time.perf_counter() - begun}
+    found = {**replay.result(), **device.figures(), "seconds": time.perf_counter() - begun}
+    return {**found, "ignored_positions": ignored}
 
 
 class _Replay:
@@ -187,9 +243,18 @@ class _Replay:
         self._refused: dict[str, int] | None = None
         self._layout: list[Any] = []
         self._unknown = 0
+        self._positions: dict[int, int] = {}
+        """Number of a request -> where the memory is that the device gives for it."""
+        if run["positioned"]:
+            rows = zip(
+                array("I", request_list["grown"]),
+                array("Q", request_list["positions"]),
+                strict=True,
+            )
+            self._positions.update(rows)
 
     def make_all(self) -> None:
-        device, live = self._device, self._live
+        device, live, positions = self._device, self._live, self._positions
         allocate, free, free_bytes = device.allocate, device.free, device.free_bytes
         columns = {name: array("Q", self._requests[name]) for name in ("keys", "sizes")}
         columns |= {name: array("I", self._requests[name]) for name in ("streams", "pools")}
@@ -198,6 +263,8 @@ class _Replay:
         all_bytes = level = free_bytes()
         out_of_memory = device.out_of_memory
         rows = zip(self._requests["actions"], *columns.values(), strict=True)
+        if positions:
+            device.leave_positions(self._requests["positions_bytes"])
         emptied = frozenset(self._settings.get("emptied", ()))
         for number, (action, key, size, stream, pool) in enumerate(rows):
             if number in emptied:
@@ -220,7 +287,10 @@ class _Replay:
                 if stream not in pointers:
                     pointers[stream] = device.stream(stream)
                 try:
-                    found = allocate(size, pointers[stream])
+                    if number in positions:
+                        found = device.allocate_at(positions[number], size, pointers[stream])
+                    else:
+                        found = allocate(size, pointers[stream])
                 except out_of_memory:
                     self._refused = {"request": number, "bytes": size, "free_bytes": free_bytes()}
                     break
@@ -261,6 +331,7 @@ class _Replay:
             "refused": self._refused,
             "unknown_frees": self._unknown,
             "streams_reused": self._device.is_stream_reused,
+            "refused_positions": self._device.refused_positions,
         }
 
 

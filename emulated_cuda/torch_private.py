@@ -5,6 +5,7 @@ those without which no values can be computed.
 """
 
 import contextlib
+import ctypes
 import json
 import pkgutil
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from emulated_cuda import torch_versions
+from emulated_cuda import symbols, torch_versions
 
 
 def missing() -> list[str]:
@@ -366,6 +367,17 @@ def set_allocator_settings(text: str) -> None:
             getattr(torch._C, name)(text)
             return
     torch.cuda.memory._set_allocator_settings(text)
+
+
+def segment_counter() -> ctypes.c_int32 | None:
+    """Return the variable in which torch's allocator counts segments; None if it has none.
+
+    Since torch 2.13 (pytorch#183591) it takes, of free blocks of one size, that of the segment with
+    the lowest number. Before, it took the one at the lowest address.
+    """
+    name = "_ZN3c104cuda20CUDACachingAllocator6NativeL27registration_counter_globalE"
+    address = symbols.address_of("libc10_cuda.so", name, ctypes.sizeof(ctypes.c_int32))
+    return None if address is None else ctypes.c_int32.from_address(address)
 
 
 _MOST_HISTORY_ENTRIES = 5_000_000

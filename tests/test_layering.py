@@ -36,7 +36,7 @@ PICTURES = {
         preparation
         torch_private  triton_private
         outside_reserve
-        torch_versions cards          threads        imports        packing
+        torch_versions cards          threads        imports        packing        symbols
         errors
     """,
     "cka": """

@@ -89,15 +89,51 @@ static uintptr_t first_fit(uintptr_t at, uintptr_t end, size_t size) {
   return at + size <= end ? at : 0;
 }
 
+// Where a replay wants the next allocation, because a recording has it there: bytes from the window's start.
+static constexpr size_t kAnywhere = SIZE_MAX;
+static size_t next_position = kAnywhere, refused_positions;
+
+static bool is_free(uintptr_t at, size_t size) {
+  auto after = device_pieces.lower_bound(at);
+  if (after != device_pieces.end() && after->first < at + size) return false;
+  if (after == device_pieces.begin()) return true;
+  --after;
+  return after->first + round_up(after->second.size, kGranularity) <= at;
+}
+// The addresses at the position that is wanted; 0 if none is, or if they are in use or in no window.
+static uintptr_t wanted_addresses(const Window& window, size_t size) {
+  size_t position = std::exchange(next_position, kAnywhere), length = window.end - window.start;
+  if (position == kAnywhere) return 0;
+  bool fits = position % kGranularity == 0 && position <= length && size <= length - position;
+  if (fits && is_free(window.start + position, size)) return window.start + position;
+  return ++refused_positions, 0;
+}
+
 // Addresses behind those handed out last, else from the window's start; 0 if there are none. torch's
 // allocator takes the block at the lowest address among equals: new segments are its last choice.
 static uintptr_t find_addresses(int device, size_t size) {
   Window& window = windows[device];
   if (!window.start && !open_window(window)) return 0;
+  if (uintptr_t wanted = wanted_addresses(window, size)) return wanted;
   uintptr_t at = first_fit(window.next, window.end, size);
   if (!at) at = first_fit(window.start, window.end, size);
   if (at) window.next = at + size;
   return at;
+}
+
+// Leaves the lowest addresses of the current device to allocations that have a position.
+API void emulated_leave_positions(size_t bytes) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  Window& window = windows[current_device];
+  if (!window.start && !open_window(window)) return;
+  size_t length = window.end - window.start;
+  window.next = window.start + (bytes < length ? round_up(bytes, kGranularity) : length);
+}
+// Sets the position of the next allocation; SIZE_MAX for any. Returns how many could not have theirs.
+API size_t emulated_set_next_position(size_t position) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  next_position = position;
+  return refused_positions;
 }
 
 API int cudaMalloc(void** out, size_t size) {

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.snapshots import replays, unpickling
+from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.snapshots.lines import Lines
 from pytest_cka_memory.snapshots.replays import Exactness
 from pytest_cka_memory.snapshots.trials import Trial, Trials
@@ -90,6 +90,11 @@ def _exactness(found: Trials) -> Iterator[str]:
             f"{counted(exact.allocations, 'allocation')}, to the byte "
             f"({counted(exact.growths, 'growth')})"
         )
+    if exact.misplaced_segments:
+        yield (
+            f"{counted(exact.misplaced_segments, 'segment')} could not be where the recording has "
+            "them, because other memory was there; the emulated card placed them above all others"
+        )
     if begin.lost_blocks:
         yield f"{counted(begin.lost_blocks, 'event')} of the recording contradict each other"
 
@@ -101,12 +106,10 @@ def _cause(found: Trials, exact: Exactness) -> Iterator[str]:
         return
     if exact.wrong_segments or exact.start_difference_bytes:
         return
-    lower, count = replays.segments_below(found.device)
-    if lower:
+    if exact.ignored_addresses:
         yield (
-            f"likely cause: the recorded card gave {lower:,} of {counted(count, 'new segment')} an "
-            "address below the one before, the emulated card gives each one above; of free blocks "
-            "of one size, the allocator takes that at the lowest address"
+            f"likely cause: torch {_torch()} takes, of free blocks of one size, that in the oldest "
+            "segment; versions before 2.13 take that at the lowest address"
         )
 
 

@@ -11,14 +11,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from emulated_cuda import replaying
 from emulated_cuda.packing import packed, unpacked
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.snapshots.reading import ALLOC, SEGMENT_ALLOC, Device
+from pytest_cka_memory.snapshots.reading import ALLOC, Device
 from pytest_cka_memory.snapshots.request_list import Requests, layout_of, recorded_reserve
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
@@ -63,6 +62,10 @@ class Replayed:
     layout: Sequence[Any] = ()
     """Segments at the begin of the recording, as :func:`emulated_cuda.replaying` returns them."""
     streams_reused: bool = False
+    refused_positions: int = 0
+    """Segments that could not be where the recording has them."""
+    ignored_positions: bool = False
+    """Whether the allocator chooses among segments by something else than where they are."""
 
 
 class Run(NamedTuple):
@@ -74,6 +77,8 @@ class Run(NamedTuple):
     """Whether to try allocations that were refused when they were recorded."""
     releases: bool = False
     """Whether to release the cache where the recording's card was full."""
+    positioned: bool = False
+    """Whether new segments are in the order of addresses that the recording's card gave them."""
     emptied: tuple[int, ...] = ()
     """Numbers of requests before which the cache is emptied."""
 
@@ -151,6 +156,8 @@ def _replayed(
         array("Q", result["levels"]),
         result["layout"],
         result["streams_reused"],
+        result["refused_positions"],
+        result["ignored_positions"],
     )
 
 
@@ -173,6 +180,10 @@ class Exactness:
     first_replayed_bytes: int = 0
     largest_bytes: int = 0
     """The largest difference of the reserve."""
+    misplaced_segments: int = 0
+    """Segments that could not be where the recording has them, because something else was there."""
+    ignored_addresses: bool = False
+    """Whether the order of the recorded addresses had no effect on the replay."""
 
     @property
     def is_exact(self) -> bool:
@@ -184,7 +195,7 @@ def exactness(request_list: Requests, device: Device, replayed: Replayed) -> Exa
     """Compare the reserve of a replay with the recorded one after each allocation.
 
     Args:
-        request_list: what was replayed, with ``releases`` and without ``attempts``.
+        request_list: what was replayed, ``positioned``, with ``releases``, without ``attempts``.
         device: the recording.
         replayed: the result under the recording's own settings.
     """
@@ -229,14 +240,35 @@ def exactness(request_list: Requests, device: Device, replayed: Replayed) -> Exa
         first_recorded_bytes=recorded_then,
         first_replayed_bytes=replayed_then,
         largest_bytes=largest,
+        misplaced_segments=replayed.refused_positions,
+        ignored_addresses=replayed.ignored_positions,
     )
 
 
-def segments_below(device: Device) -> tuple[int, int]:
-    """Return how many segments of a recording lie below the one before, and how many there are."""
-    rows = zip(device.actions, device.addresses, strict=True)
-    made = [address for action, address in rows if action == SEGMENT_ALLOC]
-    return sum(later < earlier for earlier, later in pairwise(made)), len(made)
+def in_order_of_ages(
+    request_list: Requests, device: Device, settings: str, exact: Exactness
+) -> tuple[Replayed, Replayed] | None:
+    """Return replays in which older segments come first, if that explains a recording better.
+
+    Of free blocks of one size, torch's allocator takes that at the lowest address, and since torch
+    2.13 that in the oldest segment. A file does not name the version that wrote it.
+
+    Args:
+        request_list: what was replayed.
+        device: the recording.
+        settings: its own settings.
+        exact: how a replay in the order of the recorded addresses differs.
+
+    Returns:
+        Replays with ``releases`` and without ``attempts``, and the other way round.
+    """
+    if not exact.differing or not device.names_pools:  # those that do not are of older versions
+        return None
+    own, unlimited = run(request_list, [Run(settings, False, True), Run(settings)])
+    if own.error or own.refused or unlimited.error:
+        return None
+    is_better = exactness(request_list, device, own).differing < exact.differing
+    return (own, unlimited) if is_better else None
 
 
 def _level_before(replayed: Replayed, request: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from emulated_cuda import replaying
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.snapshots import unpickling
+from pytest_cka_memory.snapshots import positions, unpickling
 from pytest_cka_memory.snapshots.beginning import (
     MOST_SMALL_BYTES,
     ROUNDING,
@@ -55,6 +55,12 @@ class Requests:
     of_event: array[int]
     """Request -> number of the event that made it; of those that rebuild a state, 0."""
     beginning: Beginning
+    grown: array[int]
+    """Numbers of the requests for which the recording's card gave memory by ``cudaMalloc``."""
+    positions: array[int]
+    """Where that memory was among all that the card gave, in bytes from the lowest."""
+    positions_bytes: int = 0
+    """The end of the last of them."""
     first: int = 0
     """The number of the first request of the recording itself."""
     releases: int = 0
@@ -66,11 +72,12 @@ class Requests:
 
     def as_data(self) -> dict[str, Any]:
         """Return them as :mod:`emulated_cuda.replaying` reads them."""
-        arrays = ("keys", "sizes", "streams", "pools")
+        arrays = ("keys", "sizes", "streams", "pools", "grown", "positions")
         return {
             "actions": bytes(self.actions),
             **{name: getattr(self, name).tobytes() for name in arrays},
             "texts": self.texts,
+            "positions_bytes": self.positions_bytes,
         }
 
 
@@ -86,6 +93,8 @@ def requests_of(snapshot: Snapshot, device: Device) -> Requests:
         texts=[],
         of_event=array("I"),
         beginning=beginning,
+        grown=array("I"),
+        positions=array("Q"),
     )
     maker = _Maker(made)
     if beginning.segments:
@@ -93,6 +102,7 @@ def requests_of(snapshot: Snapshot, device: Device) -> Requests:
     maker.add(replaying.BEGIN)
     made.first = len(made.actions)
     _Follower(maker, snapshot.sites, device).follow()
+    made.positions, made.positions_bytes = positions.of(maker.given)
     return made
 
 
@@ -104,6 +114,8 @@ class _Maker:
         self._holders = _FIRST_HOLDER
         self._held: list[int] = []
         """Keys of what was allocated in the place of free memory."""
+        self.given: list[tuple[int, int]] = []
+        """Address and bytes of the memory that the card gave for each request that has grown."""
         self._again: list[tuple[int, OldBlock]] = []
         """Keys of blocks that are one with the gap behind them, until that is free."""
 
@@ -123,6 +135,11 @@ class _Maker:
         made.streams.append(stream)
         made.pools.append(pool)
         made.of_event.append(event)
+
+    def grow(self, address: int, size: int) -> None:
+        """Note the memory that the card gives for the request that is added next."""
+        self.made.grown.append(len(self.made.actions))
+        self.given.append((address, size))
 
     def rebuild(self, segments: Sequence[OldSegment]) -> None:
         """Rebuild segments: each is filled from its start, and then what was free is freed."""
@@ -144,6 +161,7 @@ class _Maker:
 
     def _fill_plain(self, segment: OldSegment) -> None:
         stream, pool = segment.stream, segment.pool
+        self.grow(segment.address, segment.bytes)
         if not segment.is_small:
             # A segment of this size, of which all is free: nothing else of its stream is.
             key = self._hold(segment.bytes, stream, pool)
@@ -241,8 +259,14 @@ class _Follower:
         freed_by = self._maker.made.beginning.freed_by
         columns = (device.actions, device.addresses, device.sizes, device.streams, device.pools)
         last = -1
+        given: tuple[int, int] | None = None
         for number, (action, address, size, stream, pool) in enumerate(zip(*columns, strict=True)):
-            if action == ALLOC:
+            if action == SEGMENT_ALLOC:
+                given = (address, size)
+            elif action == ALLOC:
+                if given is not None and given[0] <= address < sum(given):
+                    self._maker.grow(*given)
+                given = None
                 add(replaying.ALLOCATE, address, size, stream, pool, number)
             elif action == freed_by:
                 add(replaying.FREE, address, event=number)

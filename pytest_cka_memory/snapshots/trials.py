@@ -112,24 +112,30 @@ def tried(
     request_list = requests_of(snapshot, device)
     own = allocator_settings.recorded(snapshot.settings)
     texts = list(dict.fromkeys([own, *settings]))
-    runs_of_texts = [Run(text) for text in texts]
+    # Under other settings the card would have been asked for other memory, in another order.
+    runs_of_texts = [Run(text, positioned=text == own) for text in texts]
     # Without attempts and with releases, the first does what the recording's card did.
-    as_it_was, *unlimited = replays.run(request_list, [Run(own, False, True), *runs_of_texts])
+    as_it_was, *unlimited = replays.run(request_list, [Run(own, False, True, True), *runs_of_texts])
     error = as_it_was.error or ("" if as_it_was.refused is None else "it fills an emulated card")
     found = None if error else replays.exactness(request_list, device, as_it_was)
+    aged = found and replays.in_order_of_ages(request_list, device, own, found)
+    if aged:
+        as_it_was, unlimited[0] = aged
+        found = replays.exactness(request_list, device, as_it_was)
+    in_place = Run(own, positioned=not aged)
     of_recording = None
     if usable_bytes is None:
         usable_bytes = of_recording = recorded_usable(device, request_list)
     trials = Trials(
         snapshot, device, request_list, found, error, usable_bytes, of_recording is not None
     )
-    emptied = _emptied(request_list, own, unlimited[0])
+    emptied = _emptied(request_list, in_place, unlimited[0])
     runs: list[_Tried] = [
         (text, (), replayed) for text, replayed in zip(texts, unlimited, strict=True)
     ]
     if emptied is not None:
         runs.insert(1, (own, emptied[0], emptied[1]))
-    on_card = _on_card(request_list, runs, usable_bytes)
+    on_card = _on_card(request_list, runs, in_place, usable_bytes)
     for number, (text, moments, replayed) in enumerate(runs):
         trials.trials.append(
             Trial(
@@ -162,7 +168,7 @@ def recorded_usable(device: Device, request_list: Requests) -> int | None:
 
 
 def _emptied(
-    request_list: Requests, own: str, replayed: Replayed
+    request_list: Requests, own: Run, replayed: Replayed
 ) -> tuple[tuple[int, ...], Replayed] | None:
     """Return moments to empty the cache that lower the reserve, and the replay with them.
 
@@ -178,7 +184,7 @@ def _emptied(
         if at is None or at in moments:
             break
         moments = tuple(sorted({*moments, at}))
-        (current,) = replays.run(request_list, [Run(own, emptied=moments)])
+        (current,) = replays.run(request_list, [own._replace(emptied=moments)])
         before = replayed if best is None else best[1]
         if current.error or current.reserved_bytes > before.reserved_bytes * (1 - _LEAST_GAIN):
             break
@@ -201,6 +207,7 @@ def _highest(replayed: Replayed, first: int) -> int | None:
 def _on_card(
     request_list: Requests,
     runs: Sequence[_Tried],
+    own: Run,
     usable_bytes: int | None,
 ) -> dict[int, Replayed]:
     """Return number of a run -> its replay on the card, where its figures do not decide."""
@@ -212,5 +219,8 @@ def _on_card(
         for number, (_, _, replayed) in enumerate(runs)
         if not replayed.error and replayed.reserved_bytes > usable_bytes
     ]
-    wanted = [Run(runs[number][0], emptied=runs[number][1]) for number in numbers]
+    wanted = [
+        (own if text == own.settings else Run(text))._replace(emptied=moments)
+        for text, moments, _ in (runs[number] for number in numbers)
+    ]
     return dict(zip(numbers, replays.run(request_list, wanted, total_bytes=total), strict=True))

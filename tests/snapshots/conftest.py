@@ -3,9 +3,12 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked_processes
 import pytest
+
+from pytest_cka_memory.snapshots import replays
 
 PROGRAMS = Path(__file__).with_name("recorded_programs.py")
 
@@ -30,3 +33,10 @@ def recorded(tmp_path_factory):
         }
 
     return record
+
+
+@pytest.fixture
+def forked_replays(monkeypatch):
+    """Fork the process of each replay, which has imported torch already. Other tests start one."""
+    python = SimpleNamespace(executable=forked_processes.interpreter())
+    monkeypatch.setattr(replays, "sys", python)

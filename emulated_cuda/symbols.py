@@ -1,0 +1,75 @@
+"""Where a library that is loaded has a variable that it does not export."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_MAPS = Path("/proc/self/maps")
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_SYMBOL_TABLE = 2
+_VARIABLE = 1
+"""Type of a symbol that is neither a function nor thread-local."""
+
+
+class _Section(NamedTuple):
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+
+def address_of(library: str, name: str, size: int) -> int | None:
+    """Return the address of a variable in this process; None if it cannot be found.
+
+    Args:
+        library: the file name of a loaded library, 64-bit ELF.
+        name: the symbol, as the compiler writes it.
+        size: bytes of the variable; one of another size is not the one that is meant.
+    """
+    try:
+        base, path = _loaded(library)
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            offset = _offset_of(data, name.encode(), size)
+    except (OSError, ValueError, LookupError, struct.error):
+        return None
+    return None if offset is None else base + offset
+
+
+def _loaded(library: str) -> tuple[int, str]:
+    """Return the lowest address and the path of a loaded library."""
+    for line in _MAPS.read_text("utf-8", "surrogateescape").splitlines():
+        addresses, _, offset, _, _, *path = line.split(maxsplit=5)
+        if path and Path(path[0]).name == library and int(offset, 16) == 0:
+            return int(addresses.partition("-")[0], 16), path[0]
+    raise LookupError(library)
+
+
+def _offset_of(data: mmap.mmap, name: bytes, size: int) -> int | None:
+    sections = list(_sections(data))
+    for section in sections:
+        if section.kind != _SYMBOL_TABLE:
+            continue
+        names = sections[section.link]
+        found = data.find(b"\0" + name + b"\0", names.offset, names.offset + names.size)
+        if found < 0:
+            continue
+        table = data[section.offset : section.offset + section.size]
+        for text, info, _, _, value, length in _SYMBOL.iter_unpack(table):
+            if text == found + 1 - names.offset and info & 15 == _VARIABLE and length == size:
+                return int(value)
+    return None
+
+
+def _sections(data: mmap.mmap) -> Iterator[_Section]:
+    magic, *_, start, _, _, _, _, length, count, _ = _HEADER.unpack_from(data)
+    if magic[:6] != b"\x7fELF\x02\x01" or length != _SECTION.size:
+        raise ValueError("not a 64-bit ELF file")
+    for number in range(count):
+        row = _SECTION.unpack_from(data, start + number * length)
+        yield _Section(row[1], row[4], row[5], row[6])
