@@ -60,6 +60,10 @@ TABLES = {
         "replay-settings-torch-{torch}.json",
         ("pytest_cka_memory/snapshots", *DEVICE), "replay_settings.py", minutes=3,
     ),
+    "repairs": Table(
+        "repairs-torch-{torch}.json", ("pytest_cka_memory/repair", *DEVICE), "repairs.py",
+        minutes=60, needs="the programs' packages: diffusers, lightning, monai, peft, timm, …",
+    ),
     "recordings": Table(
         "recordings-torch-{torch}.json",
         ("pytest_cka_memory/snapshots", *DEVICE), "replay_recordings.py",

@@ -403,7 +403,7 @@ CKA_PARTS = frozenset(
     (
         *("__init__.py", "comparison.py", "data.py", "errors.py", "gate.py", "indexing.py"),
         *("layer_ticks.py", "many.py", "masks.py", "plots.py", "result.py", "result_file.py"),
-        *("samples.py", "stored.py", "capture", "functional", "running"),
+        *("samples.py", "stored.py", "stored_comparison.py", "capture", "functional", "running"),
     )
 )
 """What the folder of our own package contains."""
