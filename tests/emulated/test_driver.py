@@ -174,6 +174,31 @@ def test_cuda_bindings_use_the_device(python):
     assert run.stderr == ""
 
 
+DUMP = """
+import sys
+import emulated_cuda
+emulated_cuda.load("h100")
+import torch
+x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph(keep_graph=True)
+graph.enable_debug_mode()
+with torch.cuda.graph(graph):
+    (x + 1).mul_(2)
+graph.debug_dump(sys.argv[1])
+"""
+
+
+@pytest.mark.emulates
+@pytest.mark.skipif(find_spec("cuda") is None, reason="cuda.bindings is not installed")
+def test_debug_dump_has_a_node_for_each_piece_of_work(python, tmp_path):
+    """``CUDAGraph.debug_dump`` writes a file for Graphviz, with the nodes in their order."""
+    run = python("-c", DUMP, str(tmp_path / "graph.dot"))
+    assert run.returncode == 0, run.stderr
+    text = (tmp_path / "graph.dot").read_text()
+    assert text.startswith("digraph dot {")
+    assert text.count("[label=") == 2
+    assert text.count("->") == 1
+
+
 GREEN = """
 import warnings
 warnings.simplefilter("ignore")

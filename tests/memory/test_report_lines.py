@@ -300,8 +300,8 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
             id="peak-just-explains-it"),
         pytest.param(
             79, 79, "the allocator reserved more than was in use at once, and why is not known: "
-            "this device has no snapshot, or all was released before anything looked at it; free blocks "
-            "may be too small for what was requested",
+            "this device has no snapshot, or all was released before anything looked at it; free "
+            "blocks may be too small for what was requested",
             id="the-rest-is-above-the-limit"),
     ],
 )  # fmt: skip
