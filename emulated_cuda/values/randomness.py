@@ -93,6 +93,8 @@ def form_of(name: str, args: Any, kwargs: Any) -> Hashable:
 
 def _form(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
+        if value.is_nested:  # it has neither one shape nor strides
+            return value.dtype, value.numel(), value.get_device()
         strides = value.stride() if value.layout is torch.strided else ()
         return value.dtype, value.shape, strides, value.get_device()
     if isinstance(value, (list, tuple)):
