@@ -55,6 +55,18 @@ def test_prepared_release_can_be_released_if_its_owner_is_known(project):
     assert release(project, "check", "v7.8.9").stdout == "v7.8.9 can be released\n"
 
 
+def test_release_without_files_of_changes_has_what_was_unreleased(project):
+    """What stands below "Unreleased" becomes the section of the version, and keeps its text."""
+    for file in (project / "docs/project/changes").glob("*.md"):
+        file.unlink()
+    log = project / "CHANGELOG.md"
+    log.write_text("# Changelog\n\n## Unreleased\n\nText.\n", "utf-8")
+    done = release(project, "prepare", "7.8.9")
+    assert done.returncode == 0, done.stderr
+    after = log.read_text("utf-8")
+    assert re.fullmatch(r"# Changelog\n\n## 7\.8\.9 \(\d{4}-\d\d-\d\d\)\n\nText\.\n", after)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
