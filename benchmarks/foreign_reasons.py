@@ -33,7 +33,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         r"test_cublas_workspace_explicit",
         "card",
-        "sets a variable anew that PyTorch 2.14 reads once; set before, it is followed",
+        "sets a variable again that PyTorch 2.14 reads once; set before, it is followed",
     ),
     (
         r"Not offloaded: \['unet'\]",

@@ -1,4 +1,4 @@
-"""The three figures of the README beside other tools are those of the committed results."""
+"""The figures of the README beside other tools and cards are those of the committed results."""
 
 import json
 
@@ -52,3 +52,14 @@ def test_peaks_of_libraries_are_those_that_were_measured() -> None:
     }
     peers = [f"{name} {ratios[f'{name} 1.1.3']:.2f}" for name in ("pytorch-cka", "cka-pytorch")]
     assert f"| {ratios['ours']:.2f} | {', '.join(peers)} |" in README
+
+
+def test_exact_replays_are_those_that_were_compared() -> None:
+    """The README has how many published recordings of CUDA cards replay exactly."""
+    (file,) = RESULTS.glob("recordings-torch-*.json")
+    exact = [
+        row["differing"] == 0
+        for row in json.loads(file.read_text("utf-8"))
+        if row.get("events", 0) > 1 and not row["recording"].startswith("codeasier+MemSnapDump+")
+    ]  # that repository has recordings of an Ascend NPU
+    assert f"[{sum(exact)} of {len(exact)}](docs/how-to/snapshots.md" in README
