@@ -34,6 +34,8 @@ class Unused:
     last: int
     indent: int
     """Columns of the statement after which it can be deleted."""
+    is_ambiguous: bool = False
+    """Whether a variable of another function that can be deleted has the same name."""
 
 
 class UnusedLocals:

@@ -40,6 +40,13 @@ def three_before_the_peak():
     return total + float(fourth.sum())
 
 
+def same_name_twice():
+    """Two functions hold a tensor of one name after its last use."""
+    first = torch.ones(SIZE * 4)
+    total = float(first.sum())
+    return total + before_the_peak()
+
+
 def used_later():
     """Nothing can be deleted: it is used at the end."""
     model = nn.Linear(64, SIZE // 64)

@@ -62,6 +62,19 @@ def test_tensor_that_is_not_used_before_the_peak() -> None:
     assert peak_of(loops.before_the_peak).peak_bytes - trial.peak_bytes == 16 * loops.SIZE
 
 
+def test_variables_of_one_name_in_two_functions_are_two_changes() -> None:
+    """Their places tell them apart, so each is tried, and both together save both."""
+    step = loops.same_name_twice
+    changes = changes_of(step)
+    before = peak_of(step).peak_bytes
+    saved = [
+        before - tried([change], lambda: peak_of(step), lambda error: False).peak_bytes
+        for change in changes.values()
+    ]
+    assert saved == [16 * loops.SIZE, 16 * loops.SIZE, 32 * loops.SIZE]
+    assert all(name.count("first after loops.py:") in (1, 2) for name in changes)
+
+
 @pytest.mark.parametrize(
     ("step", "names"),
     [

@@ -4,6 +4,7 @@ import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -20,17 +21,24 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield ``del`` for the variables that hold most after their last use, and for all of them."""
     sizes = observed.unused.found
     largest = sorted(sizes, key=lambda each: (-sizes[each], each.last, each.name))[:_MOST]
+    names = [each.name for each in largest]
+    largest = [replace(each, is_ambiguous=names.count(each.name) > 1) for each in largest]
     for each in largest:
         yield _change([each])
     if len(largest) > 1:
         yield _change(largest)
 
 
+def _label(variable: Unused) -> str:
+    """Return a name that no other variable has: trials are known by the names of changes."""
+    place = f" after {Path(variable.code.co_filename).name}:{variable.last}"
+    return variable.name + (place if variable.is_ambiguous else "")
+
+
 def _change(variables: Sequence[Unused]) -> Change:
-    names = ", ".join(dict.fromkeys(each.name for each in variables))
     edits = tuple(map(_edit, variables))
     return Change(
-        f"del {names}",
+        f"del {', '.join(map(_label, variables))}",
         GROUP,
         functools.partial(_trying, edits, tuple({each.code for each in variables})),
         edits=edits,
