@@ -37,7 +37,9 @@ def start(emulation: None, tmp_path: Path) -> Iterator[Callable[[], Run]]:
 
     def run() -> Run:
         words = [sys.executable, "-m", "emulated_cuda", str(script)]
-        command = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        command = subprocess.Popen(
+            words, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=end_by_hangup
+        )
         assert command.stdout is not None
         started.append((command, int(command.stdout.readline())))
         return started[-1]
@@ -50,6 +52,11 @@ def start(emulation: None, tmp_path: Path) -> Iterator[Callable[[], Run]]:
         command.wait()
         if command.stdout is not None:
             command.stdout.close()
+
+
+def end_by_hangup() -> None:
+    """Undo what ``nohup`` sets, which children inherit."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def wait_until_ended(process: int) -> None:
