@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -226,11 +226,20 @@ def _as_list(features: Any) -> list[Tensor]:
     several = features if _is_sequence(features) else [features]
     if not several:
         raise InputError("got an empty sequence of features; pass at least one (n, p) tensor")
-    # torch.as_tensor would move a tensor to the default device.
-    return [
-        _readable(tensor if isinstance(tensor, Tensor) else torch.as_tensor(tensor))
-        for tensor in several
-    ]
+    return [_readable(_as_tensor(each)) for each in several]
+
+
+def _as_tensor(features: Any) -> Tensor:
+    if isinstance(features, Tensor):  # torch.as_tensor would move it to the default device
+        return features
+    try:
+        return torch.as_tensor(features)
+    except (TypeError, ValueError, RuntimeError) as error:
+        of_layers = "; of a dict write list(features.values())"
+        raise InputError(
+            f"features must be a tensor or an array (n, p), or a list of them, got "
+            f"{type(features).__name__}{of_layers if isinstance(features, Mapping) else ''}"
+        ) from error
 
 
 def _readable(features: Tensor) -> Tensor:

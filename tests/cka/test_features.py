@@ -232,6 +232,14 @@ def test_constant_features_give_nan_and_a_warning():
         pytest.param(torch.zeros(3, 2), torch.zeros(3, 2), "at least 4 samples, got 3", id="few"),
         pytest.param(torch.zeros(5), torch.zeros(5), r"got shape \(5,\); pass", id="one-dimension"),
         pytest.param([], torch.zeros(5, 2), "empty sequence of features; pass", id="nothing"),
+        pytest.param(
+            {"fc": torch.zeros(5, 2)},
+            torch.zeros(5, 2),
+            r"got dict; of a dict write list\(",
+            id="dict",
+        ),
+        pytest.param("fc", torch.zeros(5, 2), "array .* or a list of them, got str", id="text"),
+        pytest.param([None], torch.zeros(5, 2), "or a list of them, got NoneType", id="none"),
     ],
 )
 def test_features_that_cannot_be_compared_are_an_error(x, y, message):
