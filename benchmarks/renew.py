@@ -2,22 +2,28 @@
 
     python benchmarks/renew.py              # each table: its date, and what changed since
     python benchmarks/renew.py soak leaks   # measure these again, and draw the docs' tables
+    python benchmarks/renew.py --confirm    # measure a part of each that has one, and compare
 
 What a result was measured on stands in ``results/conditions.json``, with the commit. It is as old
 as that commit or the one that wrote its file, whichever is newer: a result that was measured again
 can be the same. A table is measured as a whole, so that a file never has rows from different
-machines. The rows of versions are made by ``.ci/against``.
+machines. To measure all of them takes a day. So ``--confirm`` measures a fixed part of a table that
+counts bytes or outcomes, and if all its rows are as they were stored, the result counts as as new
+as that commit, with a note of the part. Times cannot be confirmed, only measured again. The rows
+of versions are made by ``.ci/against``.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from conditions import ROOT, conditions
+from stored_rows import differences
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -39,7 +45,14 @@ class Table(NamedTuple):
     """About how long it takes on two cores."""
     needs: str = ""
     """What has to be installed beside the extra test."""
+    part: tuple[str, ...] | None = None
+    """What to add to measure a part in some two minutes; `ALL` if the whole takes no longer, None
+    if its rows are times or differ between runs, or nothing smaller can be measured."""
+    sums: tuple[str, ...] = ()
+    """Keys of the result that are sums over all rows, which a part does not have."""
 
+
+ALL: tuple[str, ...] = ()
 
 TABLES = {
     "leaks": Table(
@@ -59,6 +72,7 @@ TABLES = {
     "replays": Table(
         "replay-settings-torch-{torch}.json",
         ("pytest_cka_memory/snapshots", *DEVICE), "replay_settings.py", minutes=3,
+        part=ALL,
     ),
     "repairs": Table(
         "repairs-torch-{torch}.json", ("pytest_cka_memory/repair", *DEVICE), "repairs.py",
@@ -72,6 +86,7 @@ TABLES = {
     "logs": Table(
         "log-size-torch-{torch}.json",
         ("pytest_cka_memory/plugin", "pytest_cka_memory/reports"), "log_size.py",
+        part=ALL,
     ),
     "programs on machines": Table(
         "machines-programs-torch-{torch}.json",
@@ -87,12 +102,14 @@ TABLES = {
         "explanation_cost.py", minutes=9, needs="little else running; 3 GB of memory",
     ),
     "cross-check": Table(
-        "crosscheck-amd-epyc-torch-{torch}.json", COUNTER, "crosscheck.py", minutes=15
+        "crosscheck-amd-epyc-torch-{torch}.json", COUNTER, "crosscheck.py", minutes=15,
+        part=("--networks", "alexnet", "googlenet", "resnext50_32x4d", "vit_b_32"),
     ),
     "cross-check, ledger": Table(
         "ledger-crosscheck-amd-epyc-torch-{torch}.json",
         ("pytest_cka_memory/meters/ledger", "pytest_cka_memory/meters/objects.py"),
         "crosscheck.py", minutes=15, needs="CKA_MEMORY_NATIVE=0 in the environment",
+        part=("--networks", "alexnet", "googlenet", "resnext50_32x4d", "vit_b_32"),
     ),
     "suites": Table(
         "other-suites-amd-epyc-torch-{torch}.json",
@@ -124,13 +141,15 @@ TABLES = {
         "confidence-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "confidence.py", minutes=3
     ),
     "measures": Table(
-        "measures-errors-torch-{torch}.json", ("cka",), "measures.py", ("errors",), minutes=2
+        "measures-errors-torch-{torch}.json", ("cka",), "measures.py", ("errors",), minutes=2,
+        part=ALL,
     ),
     "measures by chance": Table(
         "measures-chance-torch-{torch}.json", ("cka",), "measures.py", ("chance",), minutes=5
     ),
     "parts of batches": Table(
-        "measures-parts-torch-{torch}.json", ("cka",), "measures.py", ("parts",), minutes=2
+        "measures-parts-torch-{torch}.json", ("cka",), "measures.py", ("parts",), minutes=2,
+        part=ALL,
     ),
     "sanity check": Table(
         "sanity-torch-{torch}.json", ("cka",), "sanity.py", minutes=20, needs="scikit-learn, pillow"
@@ -149,39 +168,59 @@ TABLES = {
     "notebook": Table(
         "notebook-emulated-a100-torch-{torch}.json", DEVICE, "side_by_side_published.py",
         minutes=10, needs="--peers",
+        part=ALL,
     ),
     "OpInfo": Table(
         "opinfo-emulated-h100-torch-{torch}.json", DEVICE, "opinfo.py",
         minutes=60, needs="expecttest, scipy",
+        part=("--samples", "10", "add", "bmm", "cumsum", "einsum", "fft.rfft", "gather",
+              "linalg.qr", "nn.functional.conv2d", "nn.functional.layer_norm", "scatter_add",
+              "sort", "where"),
+        sums=("operators", "samples", "samples_with_bytes"),
     ),
     "emulated suites": Table(
         "emulated-suites-torch-{torch}.json", DEVICE, "emulated_suites.py",
         minutes=120, needs="clones of the projects, and what their tests import",
     ),
     "fine-tuning": Table(
-        "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft"
+        "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft",
+        part=ALL,
     ),
     "real cards": Table(
         "real-cards.json", DEVICE, "real_cards/run.py", minutes=60,
         needs="diffusers, peft, timm, torchao; --interpreter for other versions of torch",
+        part=("growth_doplxyz", "vision_raschka", "budget_ackaudit"),
+        sums=("first_bytes",),
     ),
-    "tracker": Table("fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3),
+    "tracker": Table(
+        "fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3,
+        part=ALL,
+    ),
     "accelerate": Table(
         "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",
         needs="accelerate, transformers, datasets",
+        part=ALL,
     ),
     "laws": Table(
-        "laws-torch-{torch}.json", ("pytest_cka_memory/laws", *COUNTER), "laws.py", minutes=2
+        "laws-torch-{torch}.json", ("pytest_cka_memory/laws", *COUNTER), "laws.py", minutes=2,
+        part=ALL,
     ),
-    "losses": Table("ranks-losses-torch-{torch}.json", DEVICE, "ranks_losses.py", minutes=3),
+    "losses": Table(
+        "ranks-losses-torch-{torch}.json", DEVICE, "ranks_losses.py", minutes=3,
+        part=ALL,
+    ),
     "what goes wrong": Table(
-        "ranks-hostile-torch-{torch}.json", DEVICE, "ranks_hostile.py", minutes=6
+        "ranks-hostile-torch-{torch}.json", DEVICE, "ranks_hostile.py", minutes=6,
+        part=("--cases", "another size", "another collective", "one rank is out of memory",
+              "SIGSEGV", "a group after it was destroyed", "a tensor on the CPU"),
     ),
     "compiled functions": Table(
-        "compiled-functions-torch-{torch}.json", DEVICE, "compiled_functions.py", minutes=15
+        "compiled-functions-torch-{torch}.json", DEVICE, "compiled_functions.py", minutes=15,
+        part=("--names", "pointwise", "softmax", "sort", "cross entropy", "in a CUDA graph"),
     ),
     "compiled code that goes wrong": Table(
-        "compiled-hostile-torch-{torch}.json", DEVICE, "compiled_hostile.py", minutes=10
+        "compiled-hostile-torch-{torch}.json", DEVICE, "compiled_hostile.py", minutes=10,
+        part=("--cases", "a store far outside", "a load far outside", "a tensor on the CPU"),
     ),
     "launches": Table("compiled-cost-torch-{torch}.json", DEVICE, "compiled_cost.py", minutes=2),
     "suites of Triton": Table(
@@ -195,20 +234,25 @@ TABLES = {
     "Inductor's operators": Table(
         "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
         minutes=60, needs="expecttest, scipy",
+        part=("any", "dot", "linalg.norm", "nansum", "nn.functional.relu", "select_scatter",
+              "take"),
     ),
     "published leaks": Table(
         "published-leaks-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
         "published_leaks.py", minutes=2,
         needs="--folder FOLDER, and what the libraries require; see the script",
+        part=ALL,
     ),
     "reported leaks": Table(
         "reported-leaks-torch-{torch}.json",
         ("pytest_cka_memory/holders", "benchmarks/reported_programs.py", *COUNTER),
         "reported_leaks.py", needs="torchmetrics",
+        part=ALL,
     ),
     "holders": Table(
         "holders-torch-{torch}.json", ("pytest_cka_memory/holders", "tests/holders"),
         "holders_table.py", minutes=2, needs="safetensors",
+        part=ALL,
     ),
     "PyTorch's tests": Table(
         "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py",
@@ -266,8 +310,12 @@ def show() -> None:
         for file in sorted(RESULTS.glob(table.file.format(torch="*"))):
             given = known.get(file.name, {})
             changed = commits_since(file, table.code, measured=given.get("commit"))
-            age = "not committed" if changed is None else _counted(len(changed))
             measured = ", ".join(str(given[key]) for key in ("date", "processor") if key in given)
+            confirmed = given.get("confirmed")
+            if changed and confirmed:
+                changed = commits_since(file, table.code, measured=confirmed["commit"])
+                measured += f"; {confirmed['part']} the same on {confirmed['date']}"
+            age = "not committed" if changed is None else _counted(len(changed))
             print(f"{name} ({file.name}): {measured or 'conditions unknown'}; {age}")
 
 
@@ -299,6 +347,55 @@ def renew(names: Sequence[str], more: Sequence[str]) -> None:
     subprocess.run([sys.executable, str(HERE / "draw_tables.py")], check=True)
 
 
+def confirm(names: Sequence[str], more: Sequence[str]) -> bool:
+    """Measure the part of each table, compare it with the stored rows, and note what is the same.
+
+    Args:
+        names: of tables that have a part.
+        more: further arguments of the script.
+
+    Returns:
+        Whether no row differs.
+    """
+    all_same = True
+    for name in names:
+        table = TABLES[name]
+        now = conditions(("torch",))
+        file = RESULTS / table.file.format(torch=str(now["torch"]).partition("+")[0])
+        if table.part is None:
+            sys.exit(f"{name}: no part can be compared; measure it: python {sys.argv[0]} '{name}'")
+        if not file.exists():
+            print(f"{name}: was not measured with torch {now['torch']}", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "part.json"
+            command = [sys.executable, str(HERE / table.script), *table.arguments, *table.part]
+            done = subprocess.run(
+                [*command, *more, "--json", str(written)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+            if not written.exists():
+                last = done.stderr.strip().rpartition("\n")[2]
+                print(
+                    f"{name}: no result ({last}); it needs {table.needs or 'nothing'}", flush=True
+                )
+                all_same = False
+                continue
+            part = json.loads(written.read_text("utf-8"))
+        lines = differences(part, json.loads(file.read_text("utf-8")), ignored=table.sums)
+        if lines:
+            print(f"{name}: {len(lines)} differences", *lines[:9], sep="\n  ", flush=True)
+            all_same = False
+            continue
+        known = json.loads(CONDITIONS.read_text("utf-8"))
+        of = "all rows" if table.part == ALL else "a part"
+        kept = {key: now[key] for key in ("date", "commit", "processor")}
+        known[file.name]["confirmed"] = {"part": of, **kept}
+        CONDITIONS.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+        print(f"{name}: {of} the same", flush=True)
+    return all_same
+
+
 def _written(file: Path) -> int | None:
     return file.stat().st_mtime_ns if file.exists() else None
 
@@ -307,10 +404,19 @@ def main() -> None:
     """Show the tables, or renew those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
+    parser.add_argument(
+        "--confirm", action="store_true",
+        help="measure a part of these, or of all that have one, and compare it with the result",
+    )  # fmt: skip
     arguments, more = parser.parse_known_args()
     unknown = set(arguments.tables) - set(TABLES)
     if unknown:
         parser.error(f"unknown tables: {', '.join(sorted(unknown))}. Known: {', '.join(TABLES)}")
+    if arguments.confirm:
+        named = arguments.tables or [
+            name for name, table in TABLES.items() if table.part is not None
+        ]
+        sys.exit(0 if confirm(named, more) else 1)
     if arguments.tables:
         renew(arguments.tables, more)
     else:

@@ -89,3 +89,53 @@ def test_unit_tests_of_nox_exist():
     assert len(names) > 20
     missing = [name for name in names if not (ROOT / f"tests/memory/test_{name}.py").exists()]
     assert missing == []
+
+
+@pytest.fixture
+def differences(monkeypatch):
+    """Return the comparison of a part with a stored result."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return runpy.run_path(str(BENCHMARKS / "stored_rows.py"))["differences"]
+
+
+def test_part_of_a_result_is_found_in_it_wherever_its_rows_stand(differences):
+    """Times, and addresses in messages, differ with each run and say nothing."""
+    stored = {
+        "date": "2026-01-01",
+        "operators": 3,
+        "rows": [
+            {"case": "a", "bytes": 1, "seconds": 0.1},
+            {"case": "b", "bytes": 2, "seconds": 0.1, "printed": ["reads at 0x82cf57400000"]},
+        ],
+    }
+    part = {
+        "date": "2026-02-02",
+        "operators": 1,
+        "rows": [{"case": "b", "bytes": 2, "seconds": 9.9, "printed": ["reads at 0x7b7afb800200"]}],
+    }
+    assert differences(part, stored, ignored=("operators",)) == []
+    assert differences(part, stored) == ["operators: 3 stored, now 1"]
+
+
+def test_row_that_differs_is_named_with_both_values(differences):
+    """The line says which row, which figure, and what was stored."""
+    stored = [{"case": "a", "bytes": 1, "ok": True}, {"case": "b", "bytes": 2, "ok": True}]
+    assert differences([{"case": "b", "bytes": 3, "ok": True}], stored) == [
+        "b, bytes: 2 stored, now 3"
+    ]
+    assert differences([{"case": "b", "bytes": 2, "ok": 1}], stored) == [
+        "b, ok: True stored, now 1"
+    ]
+    assert differences([{"case": "c", "bytes": 2, "ok": True}], stored) == [
+        "c, case: 'b' stored, now 'c'"
+    ]
+    assert differences({"a": {"x": [1, 2]}}, {"a": {"x": [1, 3]}}) == ["a, x 1: 3 stored, now 2"]
+    assert differences({"new": 1}, {}) == ["new: not stored, now 1"]
+
+
+def test_table_without_a_part_cannot_be_confirmed(renewal):
+    """Times are measured again, not compared."""
+    command = [sys.executable, str(BENCHMARKS / "renew.py"), "--confirm", "tests and tensors"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "tests and tensors: no part can be compared; measure it" in done.stderr

@@ -1,0 +1,79 @@
+"""Whether the rows that were measured now are among those of a stored result.
+
+A part of a table can be measured in a minute. If all its rows are as they were stored, no change
+of the code since then has moved them. Times differ with each run and are left out.
+"""
+
+import math
+import re
+from collections.abc import Collection
+from typing import Any
+
+_TIMES = re.compile(
+    r"(^|_)(seconds|s|ms|us|minutes|date|load|commit|processor|rss_bytes|user|wall)(_|$)"
+)
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+
+
+def differences(
+    part: Any, stored: Any, where: str = "", *, ignored: Collection[str] = ()
+) -> list[str]:
+    """Return what of a part is not in the stored result, or otherwise, a line for each.
+
+    A row of a list may stand anywhere in the stored list. Whether stored rows are missing from the
+    part is not asked.
+
+    Args:
+        part: what was measured now, as JSON is read.
+        stored: the stored result.
+        where: what leads to them, for the lines.
+        ignored: keys that are sums over all rows, which a part does not have.
+
+    Returns:
+        One line for each difference; empty if everything is as it was stored.
+    """
+    if isinstance(part, dict) and isinstance(stored, dict):
+        lines = []
+        for key, value in part.items():
+            place = f"{where}, {key}" if where else str(key)
+            if key in ignored or _TIMES.search(str(key)):
+                continue
+            if key in stored:
+                lines += differences(value, stored[key], place, ignored=ignored)
+            else:
+                lines.append(f"{place}: not stored, now {_short(value)}")
+        return lines
+    if isinstance(part, list) and isinstance(stored, list):
+        if part and all(isinstance(row, dict) for row in part):
+            rows = (_row_differences(row, stored, where, ignored) for row in part)
+            return [line for lines in rows for line in lines]
+        if len(part) == len(stored):
+            pairs = enumerate(zip(part, stored, strict=True))
+            values = (differences(*pair, f"{where} {i}", ignored=ignored) for i, pair in pairs)
+            return [line for lines in values for line in lines]
+        return [f"{where}: {_short(stored)} stored, now {_short(part)}"]
+    return [] if _same(part, stored) else [f"{where}: {_short(stored)} stored, now {_short(part)}"]
+
+
+def _row_differences(
+    row: dict[str, Any], stored: list[Any], where: str, ignored: Collection[str]
+) -> list[str]:
+    """Return how a row differs from the stored row that is most like it."""
+    words = " ".join(str(value) for value in row.values() if isinstance(value, str))[:60]
+    place = f"{where}, {words}" if where else words
+    rows = [other for other in stored if isinstance(other, dict)]
+    each = [differences(row, other, place, ignored=ignored) for other in rows]
+    return min(each, key=len) if each else [f"{place}: not stored"]
+
+
+def _same(value: Any, stored: Any) -> bool:
+    if isinstance(value, float) and isinstance(stored, int | float):
+        return math.isclose(value, stored, rel_tol=1e-9)
+    if isinstance(value, str) and isinstance(stored, str):  # addresses differ with each run
+        return _ADDRESS.sub("0x", value) == _ADDRESS.sub("0x", stored)
+    return type(value) is type(stored) and value == stored
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
