@@ -371,7 +371,8 @@ class Law:
                 f"{off:,} bytes, and up to {share:.2%}"
             )
         if not fitted.holds_at(point):
-            least = _sizes_text(self.names, fitted.least)
+            sizes = zip(self.names, fitted.least, strict=True)
+            least = ", ".join(f"{name}={size:,}" for name, size in sizes)
             yield f"the law holds from {least} on, below the code allocates otherwise"
         uneven = [
             f"{name} is not a multiple of {step}"
@@ -426,7 +427,3 @@ def _has(sample: Sample, moment: Moment) -> bool:
     return moment.site in sample.levels and (
         moment.number is None or -1 <= moment.number < len(sample.levels[moment.site])
     )
-
-
-def _sizes_text(names: Sequence[str], point: Point) -> str:
-    return ", ".join(f"{name}={value:,}" for name, value in zip(names, point, strict=True))
