@@ -47,7 +47,11 @@ class CKAResults(Mapping[Key, CKAResult]):
     """
 
     def __init__(self, results: Mapping[Any, CKAResult]) -> None:
-        """Keep the results by name, or by pair of names."""
+        """Keep the results by name, or by pair of names.
+
+        Args:
+            results: name, or pair of names -> result, in the order in which they are drawn.
+        """
         self._results: dict[Key, CKAResult] = dict(results)
 
     def __getitem__(self, pair: Key) -> CKAResult:

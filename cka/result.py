@@ -218,6 +218,9 @@ class CKAResult:
         """Return the most similar column of each row, without rows in which all values are NaN.
 
         In a self-comparison, a layer is not matched with itself.
+
+        Returns:
+            One :class:`~cka.Match` for each such row, in the order of the rows.
         """
         values = self.matrix.double().nan_to_num(-math.inf)
         if self.self_comparison:
@@ -267,6 +270,9 @@ class CKAResult:
                 is calibrated; and ``low``, ``high`` and ``bootstrap_error`` if it has a bootstrap.
                 None (default) is True if it has either, False otherwise.
 
+        Returns:
+            L1 rows and L2 columns, or L1 × L2 rows if it is long.
+
         Raises:
             MissingExtraError: if pandas is not installed.
         """
@@ -296,6 +302,9 @@ class CKAResult:
 
         Its variables are the matrix, under the name of the measure, ``standard_error``, and, if the
         result has them, ``z``, ``p``, ``p_best``, ``low``, ``high`` and ``bootstrap_error``.
+
+        Returns:
+            The Dataset, with the dimensions ``model1_layer`` (L1) and ``model2_layer`` (L2).
 
         Raises:
             MissingExtraError: if xarray is not installed.

@@ -59,6 +59,9 @@ class StoredFeatures:
         Args:
             folder: a folder that :func:`cka.save_features` wrote.
 
+        Returns:
+            The features; no tensor is read yet.
+
         Raises:
             InputError: if it has no stored features, or a run was interrupted.
         """
@@ -88,6 +91,9 @@ class StoredFeatures:
 
         Args:
             number: of the batch, from 0.
+
+        Returns:
+            Label of a layer -> its features, mapped from the file.
         """
         index = _index(self.folder, number)
         dtype = _DTYPES[self.dtype]
@@ -106,6 +112,9 @@ class StoredFeatures:
 
         Args:
             number: of the batch, from 0.
+
+        Returns:
+            Their labels, in the order of the layers.
         """
         index = _index(self.folder, number)
         outputs = set(index.get("padded", ()))

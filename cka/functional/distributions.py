@@ -57,6 +57,9 @@ class Calibration:
         Args:
             level: the share, between 0 and 1. With N permutations no p-value is below 1 / (1 + N),
                 so if ``level`` is below that, no pair is significant.
+
+        Returns:
+            A bool tensor (L1, L2).
         """
         return self.p_best <= level
 
@@ -243,6 +246,9 @@ class NullDistribution:
 
         Args:
             q: the fraction, from 0 to 1.
+
+        Returns:
+            The value, interpolated between two permuted ones.
         """
         return float(self.values.quantile(q))
 
@@ -262,6 +268,9 @@ class NullDistribution:
 
         Args:
             level: probability, between 1 / (1 + n) and 1, of a wrong "yes" for unrelated features.
+
+        Returns:
+            Whether it is.
 
         Raises:
             SettingError: if no p-value of so few permutations can be that small.

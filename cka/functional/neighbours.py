@@ -125,6 +125,9 @@ class MutualKNN:
             x: the neighbours in one layer.
             y: those in the other.
             order: the sample of ``y`` that is compared with each sample of ``x``, (n,).
+
+        Returns:
+            The share, from 0 to 1; NaN if the neighbours in a layer are not known.
         """
         return _shared(x, y, order).to(x.is_known.dtype).mean() + x.is_known + y.is_known
 
@@ -135,6 +138,9 @@ class MutualKNN:
             x: the neighbours in one layer.
             y: those in the other.
             weights: how often each sample was drawn, (N, n).
+
+        Returns:
+            The shares, (N,).
         """
         shared = _shared(x, y, None).to(weights.dtype).mean(1)
         return weights @ shared / weights.sum(1)
@@ -179,6 +185,9 @@ class CKNNA:
             x: the neighbours in one layer.
             y: those in the other.
             order: the sample of ``y`` that is compared with each sample of ``x``, (n,).
+
+        Returns:
+            S(K, L), which is divided by the root of S(K, K) S(L, L) later.
         """
         assert x.similarity is not None
         assert y.similarity is not None
@@ -199,7 +208,16 @@ class CKNNA:
         return (products + whole - mixed) / (n * (n - 3)) + x.is_known + y.is_known
 
     def of_weights(self, x: Neighbourhood, y: Neighbourhood, weights: Tensor) -> Tensor:
-        """Not available; :meth:`cka.CKA.compare` refuses ``bootstrap`` before."""
+        """Not available; :meth:`cka.CKA.compare` refuses ``bootstrap`` before.
+
+        Args:
+            x: the neighbours in one layer.
+            y: those in the other.
+            weights: how often each sample was drawn, (N, n).
+
+        Raises:
+            SettingError: always.
+        """
         raise SettingError("measure='cknna' has no bootstrap; use null=, or measure='mutual_knn'")
 
 

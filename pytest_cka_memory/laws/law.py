@@ -112,6 +112,9 @@ class Law:
         Args:
             name: of the size.
 
+        Returns:
+            The power, 0 or more.
+
         Raises:
             ValueError: if the law has no such size.
         """
@@ -165,6 +168,9 @@ class Law:
             measure: run the step there if the prediction has doubts: kernels of libraries may
                 switch at sizes that no law shows. On an emulated card without values that is quick.
             **sizes: a value for each size of the law.
+
+        Returns:
+            The figure, in bytes, with how it is known and why it may be wrong.
 
         Raises:
             RegionError: if the step is run and runs out of memory.
@@ -272,6 +278,9 @@ class Law:
         Args:
             **sizes: a value for each size of the law.
 
+        Returns:
+            The figure in bytes.
+
         Raises:
             ValueError: if a size is missing or unknown, or the law was read from a file.
             RegionError: if the step runs out of memory.
@@ -290,6 +299,9 @@ class Law:
             name: of the size; by default the last one.
             ax: where to draw; by default a new figure of matplotlib.
             **sizes: values of the other sizes; by default the smallest.
+
+        Returns:
+            What was drawn on.
 
         Raises:
             MissingPackageError: if matplotlib is not installed.
@@ -371,7 +383,8 @@ class Law:
                 f"{off:,} bytes, and up to {share:.2%}"
             )
         if not fitted.holds_at(point):
-            least = _sizes_text(self.names, fitted.least)
+            sizes = zip(self.names, fitted.least, strict=True)
+            least = ", ".join(f"{name}={size:,}" for name, size in sizes)
             yield f"the law holds from {least} on, below the code allocates otherwise"
         uneven = [
             f"{name} is not a multiple of {step}"
@@ -426,7 +439,3 @@ def _has(sample: Sample, moment: Moment) -> bool:
     return moment.site in sample.levels and (
         moment.number is None or -1 <= moment.number < len(sample.levels[moment.site])
     )
-
-
-def _sizes_text(names: Sequence[str], point: Point) -> str:
-    return ", ".join(f"{name}={value:,}" for name, value in zip(names, point, strict=True))

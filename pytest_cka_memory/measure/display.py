@@ -91,6 +91,18 @@ def summary(record: RegionRecord) -> str:
     return ", ".join(parts)
 
 
+def line_of_region(label: str, record: RegionRecord | None) -> str:
+    """Return a region in one line; `record` is None while it is open."""
+    return f"<Region {label!r}{', open' if record is None else f': {summary(record)}'}>"
+
+
+def html_of_region(label: str, record: RegionRecord | None, device: str) -> str:
+    """Return a region as a table; as a line while it is open, when `record` is None."""
+    if record is None:
+        return f"<p>{escape(line_of_region(label, record))}</p>"
+    return table_of_regions([record], device)
+
+
 def table_of_regions(records: Sequence[RegionRecord], caption: str) -> str:
     """Return an HTML table with one row for each region, and the columns of the terminal's."""
     columns = shown_columns(records)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
@@ -164,7 +163,10 @@ class Region(WithRecording, FigureAttributes):
         return SampledLoader(loader, self._sample_if_open, self._end_loop_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
-        """Sample a batch boundary in a loop without a loader; `size` is the number of items.
+        """Sample a batch boundary in a loop without a loader.
+
+        Args:
+            size: the number of items in the batch; a smaller last batch is left out of growth.
 
         Raises:
             RegionError: after the region has ended.
@@ -178,9 +180,12 @@ class Region(WithRecording, FigureAttributes):
     def each_step(self, *optimizers: Any) -> AbstractContextManager[None]:
         """Sample a batch boundary at each step of `optimizers`, while a ``with`` block runs.
 
-        For code whose loop cannot be reached, such as ``with region.each_step(): train()``. Without
-        arguments the steps of every optimizer count. Optimizers that step in turn make one boundary
-        for each turn. A step that is skipped, as by a GradScaler, makes none.
+        For code whose loop cannot be reached, such as ``with region.each_step(): train()``.
+        Optimizers that step in turn make one boundary for each turn. A step that is skipped, as by
+        a GradScaler, makes none.
+
+        Args:
+            *optimizers: those whose steps count; if none is named, the steps of all count.
 
         Raises:
             RegionError: after the region has ended; from the block, if the region counts steps
@@ -406,17 +411,13 @@ class Region(WithRecording, FigureAttributes):
     def __repr__(self) -> str:
         from pytest_cka_memory.measure import display
 
-        record = self._record
-        text = ", open" if record is None else f": {display.summary(record)}"
-        return f"<Region {self.label!r}{text}>"
+        return display.line_of_region(self.label, self._record)
 
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
-        if self._record is None:
-            return f"<p>{escape(repr(self))}</p>"
         from pytest_cka_memory.measure import display
 
-        return display.table_of_regions([self._record], self._stack.meter.device)
+        return display.html_of_region(self.label, self._record, self._stack.meter.device)
 
     def __getattr__(self, name: str) -> Any:
         # Called only for names that are not ordinary attributes: what its record contains.

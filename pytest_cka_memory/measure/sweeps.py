@@ -25,17 +25,13 @@ def largest(
             f"at_most must be a whole number, 1 or more, not {at_most!r}; write e.g. at_most=4096"
         )
     limit_bytes = None if limit_mb is None else megabytes(limit_mb)
-    if limit_bytes is None and _is_cpu(stack):
+    if limit_bytes is None and stack.meter.torch_device.partition(":")[0] == "cpu":
         raise LimitError(
             "largest() needs a limit on the CPU, because the memory of the machine is shared with "
             "other programs; write e.g. largest(step, limit_mb=1024), or measure a GPU or "
             "emulate:cuda"
         )
     return _Search(stack, step, limit_bytes).largest(at_most)
-
-
-def _is_cpu(stack: RegionStack) -> bool:
-    return stack.meter.torch_device.partition(":")[0] == "cpu"
 
 
 class _Search:

@@ -209,7 +209,8 @@ class _Release:
             references = self._of_tensor(value)
         elif issubclass(kind, self._array):
             references = _of_array(value)
-            self._is_complete &= _fields_of(value) is None
+            # An array of records has fields, which may hold objects.
+            self._is_complete &= sys.modules["numpy"].ndarray.dtype.__get__(value).fields is None
         elif kind in torch_private.SAVED_TENSORS:  # one that belongs to no node
             references = self._of_saved(value, [])
         elif issubclass(kind, _OPAQUE):
@@ -349,11 +350,6 @@ def _of_array(array: Any) -> Iterator[_Reference]:
     if numpy.ndarray.dtype.__get__(array).hasobject:
         for value in numpy.ndarray.flat.__get__(array):
             yield _Reference(value, in_python=True)
-
-
-def _fields_of(array: Any) -> Any:
-    """Return the fields of the records in an array; None if it has other elements."""
-    return sys.modules["numpy"].ndarray.dtype.__get__(array).fields
 
 
 def _of_unpacked(node: Any, name: str, index: int | None) -> Iterator[_Reference]:

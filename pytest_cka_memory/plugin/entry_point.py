@@ -68,11 +68,11 @@ def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
     """Measure regions of the test: ``with cka_memory.measure() as region: ...``."""
     if not activation.is_started(request.config):  # by request.getfixturevalue()
         activation.start_late(request.config, [request.node.nodeid])
-    from pytest_cka_memory.plugin.measurement import measurement_for_fixture
+    from pytest_cka_memory.plugin.judging import judge_for_fixture
 
-    measurement = measurement_for_fixture(request.node)
-    yield measurement.probe
-    measurement.judge_late_regions()
+    judge = judge_for_fixture(request.node)
+    yield judge.probe
+    judge.judge_late_regions()
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,10 @@ def pytest_runtest_teardown(
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    with _measuring(item.config).around_call(item):
+    measuring = _measuring(item.config)
+    plan = plan_of(item)
+    judge = measuring.judge_of(item, plan)
+    with measuring.around_call(item, judge):
         return (yield)
 
 
@@ -158,7 +161,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 # sys.last_traceback, so what an earlier failure kept alive cannot mask a leak.
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    with _measuring(pyfuncitem.config).around_function(pyfuncitem):
+    measuring = _measuring(pyfuncitem.config)
+    plan = plan_of(pyfuncitem)
+    judge = measuring.judge_of(pyfuncitem, plan)
+    with measuring.around_function(pyfuncitem, judge):
         return (yield)
 
 
@@ -174,14 +180,14 @@ def pytest_runtest_makereport(
         kept_tracebacks.note_failure(item)
     if report.failed:
         shared_regions.note_failure_in_scopes(item)
-    measurement = item.stash.get(_measuring(item.config).measurement_key, None)
-    if measurement is not None and call.when == "call":
-        measurement.add_explanations(report)
+    judge = item.stash.get(_measuring(item.config).judge_key, None)
+    if judge is not None and call.when == "call":
+        judge.add_explanations(report)
         _name_repairs(item, call, report)
-    if measurement is not None and call.when != "setup":
+    if judge is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller together with the report,
         # and so it survives a worker that dies later.
-        report.cka_memory = measurement.take_payload(report)  # type: ignore[attr-defined]
+        report.cka_memory = judge.take_payload(report)  # type: ignore[attr-defined]
         if call.when == "teardown":
             _measuring(item.config).forget(item)
     return report

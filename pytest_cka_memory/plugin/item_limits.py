@@ -3,19 +3,19 @@
 Imported with the first test that may have limits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS, RELATIONS
-from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
+from pytest_cka_memory.core.verdicts import Limit
 from pytest_cka_memory.errors import LimitError
 from pytest_cka_memory.limits import (
     FlatPerBatch,
-    Maximum,
     call_text,
     default_limits,
     limit_from_marker,
@@ -23,14 +23,14 @@ from pytest_cka_memory.limits import (
     with_argument,
 )
 from pytest_cka_memory.plugin.device import known_meter
-from pytest_cka_memory.plugin.pytest_private import fail, parameter_ids, parameters
-from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.plugin.pytest_private import parameter_ids, parameters
+from pytest_cka_memory.plugin.settings import Settings, settings_key
 from pytest_cka_memory.stored.plan import MARKER as BASELINE_MARKER
-from pytest_cka_memory.units import is_plain_number
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.relations import ComparedRegion
     from pytest_cka_memory.core.tolerance import Tolerance
+    from pytest_cka_memory.meters.base import Meter
     from pytest_cka_memory.plugin.pytest_private import Node
 
 
@@ -58,22 +58,62 @@ class ComparedTest:
     """What must be measured in addition, because limits of the others are on it."""
 
 
-def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimits:
+@dataclass(frozen=True)
+class _MarkedTest:
+    """What the limits of a test depend on, taken from pytest's item at once."""
+
+    nodeid: str
+    marks: "Mapping[str, Sequence[tuple[Node, pytest.Mark]]]"
+    """Name of a marker -> the markers with the nodes that have them, the nearest first."""
+    is_in_class: bool
+    ids: tuple[str, ...]
+    """Those of its parameters."""
+    parameters: Mapping[str, Any]
+    of_plugins: Sequence[Limit]
+    """The limits that other plugins set for it."""
+    siblings: "Callable[[], _Siblings]"
+    """Returns the tests of the same function; called only if one is compared with others."""
+    settings: Settings
+    meter: "Meter | None"
+    compared: dict[str, ComparedTest]
+    """By its name, each test of the session with which others are compared."""
+
+
+def limits_of(
+    item: pytest.Item, of_plugins: Sequence[Limit], compared: dict[str, ComparedTest]
+) -> ItemLimits:
     """Return every limit on a test that is measured.
 
     Args:
         item: the test.
+        of_plugins: the limits that other plugins set for it.
         compared: by its name, each test with which others are compared; those with which `item` is
             compared are added.
 
     Raises:
-        LimitError: if a marker or another plugin's limit cannot be used.
+        LimitError: if a marker cannot be used.
         BaselineError: if the baseline file cannot be used.
     """
-    settings = item.config.stash[settings_key]
     marks: dict[str, list[tuple[Node, pytest.Mark]]] = {}
     for node, mark in item.iter_markers_with_node():
         marks.setdefault(mark.name, []).append((node, mark))
+    test = _MarkedTest(
+        item.nodeid,
+        marks,
+        item.getparent(pytest.Class) is not None,
+        parameter_ids(item),
+        parameters(item),
+        of_plugins,
+        partial(_siblings_of, item),
+        item.config.stash[settings_key],
+        known_meter(item.config),
+        compared,
+    )
+    return _limits_on(test)
+
+
+def _limits_on(test: _MarkedTest) -> ItemLimits:
+    marks, settings = test.marks, test.settings
     if NO_ALLOCATIONS in marks:
         mark = _closest(marks[NO_ALLOCATIONS])
         if mark.args or mark.kwargs:
@@ -86,8 +126,8 @@ def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimit
         if name != BASELINE_MARKER
     ]
     if BASELINE_MARKER in marks:
-        marked += _limits_of_baseline_marker(item, _closest(marks[BASELINE_MARKER]), compared)
-    marked = [_with_sizes(item, limit, compared) for limit in marked]
+        marked += _limits_of_baseline_marker(test, _closest(marks[BASELINE_MARKER]))
+    marked = [_with_sizes(test, limit) for limit in marked]
     growing = frozenset(limit.of for limit in marked if isinstance(limit, FlatPerBatch))
     marked = [
         replace(limit, others=growing) if isinstance(limit, FlatPerBatch) else limit
@@ -95,13 +135,13 @@ def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimit
     ]
     scoped = [limit for limit in marked if limit.scope != "function"]
     for limit in scoped:
-        if limit.scope == "class" and item.getparent(pytest.Class) is None:
+        if limit.scope == "class" and not test.is_in_class:
             raise LimitError(f"{limit.text}: the test is in no class; write scope='module'")
     of_markers = [limit for limit in marked if limit.scope == "function"]
-    own = [*of_markers, *limits_of_plugins(item)]
+    own = [*of_markers, *test.of_plugins]
     every = own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
     if settings.baseline.named and BASELINE_MARKER not in marks:
-        every += _committed(item, "--cka-memory-baseline", settings.baseline.tolerance)
+        every += _committed(test, "--cka-memory-baseline", settings.baseline.tolerance)
 
     def warned(limits: Sequence[Limit]) -> tuple[Limit, ...]:
         if not settings.only_warns:
@@ -111,7 +151,7 @@ def limits_of(item: pytest.Item, compared: dict[str, ComparedTest]) -> ItemLimit
     return ItemLimits(warned(every), tuple(own), warned(of_markers), warned(scoped))
 
 
-def _with_sizes(item: pytest.Item, limit: Limit, compared: dict[str, ComparedTest]) -> Limit:
+def _with_sizes(test: _MarkedTest, limit: Limit) -> Limit:
     """Return a limit on a law with the sizes of all tests of the function; any other as it is.
 
     Raises:
@@ -123,21 +163,20 @@ def _with_sizes(item: pytest.Item, limit: Limit, compared: dict[str, ComparedTes
 
     assert isinstance(limit, PeakLaw)
     names = list(limit.degrees)
-    own = parameters(item)
-    others = {name: value for name, value in own.items() if name not in names}
+    others = {name: value for name, value in test.parameters.items() if name not in names}
     points = {}
-    for sibling in _siblings_of(item).values():
+    for sibling in test.siblings().values():
         known = parameters(sibling)
         if {name: value for name, value in known.items() if name not in names} != others:
             continue
         points[sibling.nodeid] = [known.get(name) for name in names]
-        compared.setdefault(sibling.nodeid, ComparedTest()).additions.add(limit.addition)
+        test.compared.setdefault(sibling.nodeid, ComparedTest()).additions.add(limit.addition)
 
     def find(nodeid: str, label: str) -> RegionRecord | None:
-        region = compared[nodeid].regions.get(label)
+        region = test.compared[nodeid].regions.get(label)
         return None if region is None else region.record
 
-    return with_points(limit, item.nodeid, points, find)
+    return with_points(limit, test.nodeid, points, find)
 
 
 def _closest(marks: "Sequence[tuple[Node, pytest.Mark]]") -> pytest.Mark:
@@ -159,31 +198,29 @@ def _closest_of_each(marks: "Sequence[tuple[Node, pytest.Mark]]") -> list[pytest
     return [_closest(same) for same in by_subject.values()]
 
 
-def _limits_of_baseline_marker(
-    item: pytest.Item, mark: pytest.Mark, compared: dict[str, ComparedTest]
-) -> list[Limit]:
+def _limits_of_baseline_marker(test: _MarkedTest, mark: pytest.Mark) -> list[Limit]:
     """Return what the baseline allows, and the relations to other tests that the marker names."""
-    baseline = item.config.stash[settings_key].baseline
-    given: Tolerance | None = limit_from_marker(mark.name, mark.args, mark.kwargs)
-    tolerance = given or baseline.tolerance
+    baseline = test.settings.baseline
+    own: Tolerance | None = limit_from_marker(mark.name, mark.args, mark.kwargs)
+    tolerance = own or baseline.tolerance
     limits: list[Limit] = []
     is_compared = not RELATIONS.isdisjoint(mark.kwargs)
     if is_compared:
-        limits += _relations(item, mark, tolerance, compared)
+        limits += _relations(test, mark, tolerance)
     # Who compares a test with another may have no committed figures of it.
-    if not is_compared or baseline.updating or baseline.required or baseline.has(item.nodeid):
-        text = mark.name if given is None else f"{mark.name}({given.text!r})"
+    if not is_compared or baseline.updating or baseline.required or baseline.has(test.nodeid):
+        text = mark.name if own is None else f"{mark.name}({own.text!r})"
         text = with_argument(text, "warn=True") if only_warns(mark.kwargs) else text
-        limits += _committed(item, text, tolerance)
+        limits += _committed(test, text, tolerance)
     return [replace(limit, warns=only_warns(mark.kwargs)) for limit in limits]
 
 
-def _committed(item: pytest.Item, text: str, tolerance: "Tolerance") -> list[Limit]:
+def _committed(test: _MarkedTest, text: str, tolerance: "Tolerance") -> list[Limit]:
     """Return the limit that the baseline sets on this device; none while baselines are updated."""
-    baseline, meter = item.config.stash[settings_key].baseline, known_meter(item.config)
+    baseline, meter = test.settings.baseline, test.meter
     if baseline.updating:
         return []
-    return [baseline.limit(text, item.nodeid, None if meter is None else meter.facts(), tolerance)]
+    return [baseline.limit(text, test.nodeid, None if meter is None else meter.facts(), tolerance)]
 
 
 _Siblings = dict[tuple[str, ...], pytest.Item]
@@ -191,9 +228,7 @@ _functions_key = pytest.StashKey[tuple[int, dict[tuple[int, str], _Siblings]]]()
 """The number of tests, and the tests of each function of a module or class."""
 
 
-def _relations(
-    item: pytest.Item, mark: pytest.Mark, tolerance: "Tolerance", compared: dict[str, ComparedTest]
-) -> list[Limit]:
+def _relations(test: _MarkedTest, mark: pytest.Mark, tolerance: "Tolerance") -> list[Limit]:
     """Return the limits on a test that is compared with others; none for such another test itself.
 
     A name in the marker's arguments is the id of a parameter: the other test has it, and the same
@@ -204,13 +239,13 @@ def _relations(
     """
     from pytest_cka_memory.core.relations import RelationLimit, relations_of
 
-    siblings = _siblings_of(item)
+    siblings = test.siblings()
     arguments = {name: value for name, value in mark.kwargs.items() if name in RELATIONS}
-    text, meter = call_text(mark.name, mark.args, mark.kwargs), known_meter(item.config)
-    facts = {} if meter is None else meter.facts()
+    text = call_text(mark.name, mark.args, mark.kwargs)
+    facts = {} if test.meter is None else test.meter.facts()
     limits: list[Limit] = []
     for relation in relations_of(**arguments, tolerance=tolerance):
-        other = _with_parameter(siblings, parameter_ids(item), relation.other)
+        other = _with_parameter(siblings, test.ids, relation.other)
         if other is None:
             argument, value = next(it for it in arguments.items() if relation.other in str(it[1]))
             raise LimitError(
@@ -218,10 +253,10 @@ def _relations(
                 f"{relation.other!r}, and otherwise the same parameters, was collected; write the "
                 "id of a parameter, and select both tests"
             )
-        kept = compared.setdefault(other.nodeid, ComparedTest())
+        kept = test.compared.setdefault(other.nodeid, ComparedTest())
         limit = RelationLimit(text, relation, other.nodeid, kept.regions.get, facts)
         kept.additions.update({limit.addition} - {""})
-        if other is not item:
+        if other.nodeid != test.nodeid:
             limits.append(limit)
     return limits
 
@@ -245,111 +280,3 @@ def _with_parameter(
     others = [(*ids[:at], replacement, *ids[at + 1 :]) for at in range(len(ids))]
     wanted = [ids] if replacement in ids else others
     return next((siblings[each] for each in wanted if each in siblings), None)
-
-
-LIMITS = "pytest_cka_memory_limits"
-_of_plugins_key = pytest.StashKey["list[Limit] | LimitError"]()
-
-
-def limits_of_plugins(item: pytest.Item) -> list[Limit]:
-    """Return the limits that other plugins set for `item`; calls the hook once per test.
-
-    Raises:
-        LimitError: if a plugin returns something else than a list of limits; it names the plugin
-            and the hook.
-    """
-    if _of_plugins_key not in item.stash:
-        try:
-            item.stash[_of_plugins_key] = list(_limits_from_hook(item))
-        except LimitError as error:
-            item.stash[_of_plugins_key] = error
-    found = item.stash[_of_plugins_key]
-    if isinstance(found, LimitError):
-        raise found
-    return found
-
-
-def _limits_from_hook(item: pytest.Item) -> Iterator[Limit]:
-    for plugin_name, returned in call_each_plugin(LIMITS, LimitError, {"item": item}):
-        if not isinstance(returned, (list, tuple)) or not all(map(_is_limit, returned)):
-            raise LimitError(
-                f"{plugin_name}: {LIMITS} returned {returned!r}; return a list of limits, "
-                "e.g. [pytest_cka_memory.limits.max_peak_mb(512)]"
-            )
-        for limit in returned:
-            ours = type(limit) in (Maximum, FlatPerBatch)
-            yield limit if ours else PluginLimit(limit.text, limit, plugin_name)
-
-
-def _is_limit(value: object) -> bool:
-    return isinstance(value, Limit) and type(value.text) is str
-
-
-def call_each_plugin(
-    hook: str, error: type[Exception], arguments: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """Call a hook of one plugin at a time; yield the plugin's name and what it returned."""
-    item = arguments["item"]
-    implementations = getattr(item.ihook, hook).get_hookimpls()
-    plugins = [implementation.plugin for implementation in implementations]
-    for implementation in implementations:
-        others = [plugin for plugin in plugins if plugin is not implementation.plugin]
-        one = item.config.pluginmanager.subset_hook_caller(hook, others)
-        try:
-            returned = one(**arguments)
-        except Exception as raised:
-            problem = f"{hook} raised {type(raised).__name__}: {raised}"
-            raise error(f"{implementation.plugin_name}: {problem}") from raised
-        yield from ((implementation.plugin_name, value) for value in returned)
-
-
-@dataclass(frozen=True)
-class PluginLimit(Limit):
-    """Wraps a limit of another plugin and checks the type of each verdict.
-
-    Otherwise a wrong one would pass silently.
-    """
-
-    inner: Limit
-    plugin_name: str
-
-    @property
-    def addition(self) -> str:
-        return str(self.inner.addition)
-
-    @property
-    def judges_device(self) -> bool:
-        return bool(self.inner.judges_device)
-
-    def judge(self, record: RegionRecord) -> Verdict:
-        raise NotImplementedError("a plugin's limit may have several verdicts")
-
-    def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
-        try:
-            verdicts = list(self.inner.verdicts(record))
-        except Exception as error:
-            self._fail(f"raised {type(error).__name__}: {error}")
-        for verdict in verdicts:
-            if not _is_verdict(verdict):
-                self._fail(
-                    f"returned {verdict!r}; return None, an Unjudged, or a Breach of texts and "
-                    "plain numbers"
-                )
-        return verdicts
-
-    def _fail(self, wrong: str) -> None:
-        # Fails the test at once, because no caller at the end of a region handles an exception.
-        fail(f"{self.plugin_name}: {LIMITS}: limit {self.text} {wrong}")
-
-
-def _is_verdict(value: object) -> bool:
-    if value is None:
-        return True
-    if isinstance(value, Unjudged):
-        return type(value.limit) is type(value.reason) is str
-    return (
-        isinstance(value, Breach)
-        and all(type(text) is str for text in (value.limit, value.message, value.figure))
-        and is_plain_number(value.allowed_bytes)
-        and (value.measured_bytes is None or is_plain_number(value.measured_bytes))
-    )

@@ -1,99 +1,35 @@
-"""Judge the regions of one test: which figures to explain, the verdicts, and the failure's text."""
+"""Judge the regions of one test: which figures to explain, the verdicts, what reports get."""
 
-import sys
-import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import FrameType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import GROWTH_ON_HOST
+from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.markers import NO_ALLOCATIONS
+from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, judge
 from pytest_cka_memory.errors import LimitWarning
+from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.plugin.plan import ItemPlan, compared_key
-from pytest_cka_memory.plugin.pytest_private import fail, terminal_width, without_capture
+from pytest_cka_memory.plugin.item_probes import (
+    ItemExplainer,
+    WholeTestExplainer,
+    is_judged_as_a_whole,
+    probe_for,
+)
+from pytest_cka_memory.plugin.options import is_narrowed
+from pytest_cka_memory.plugin.plan import ItemPlan, compared_key, plan_of
+from pytest_cka_memory.plugin.pytest_private import fail, terminal_width
 from pytest_cka_memory.plugin.settings import Settings, settings_key
-from pytest_cka_memory.units import is_plain_number
+from pytest_cka_memory.reports import junit
 
 if TYPE_CHECKING:
     from pytest_cka_memory.limits import FlatPerBatch
-
-
-class ItemExplainer:
-    """Decides which figures of a test's regions are explained, before their tensors are freed."""
-
-    def __init__(self, item: pytest.Item) -> None:
-        self.limits: Sequence[Limit] = ()
-        """As of the start of the call; batch boundaries use these."""
-        self._item = item
-        self._settings = item.config.stash[settings_key]
-
-    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
-        """Return the figures to explain: those too high and, on request, what is retained."""
-        return self._figures(record, self.limits, explains_all=self._settings.explain)
-
-    def _figures(
-        self, record: RegionRecord, judged_by: Sequence[Limit], *, explains_all: bool
-    ) -> Collection[str]:
-        figures = {"retained_bytes", "peak_bytes"} if explains_all else set()
-        if judged_by:
-            figures |= figures_too_high(self._item.nodeid, record, judged_by)
-        if any(limit.reports_host for limit in self.limits):
-            figures.add(GROWTH_ON_HOST)
-        return figures
-
-    def named_values(self) -> Mapping[str, Any]:
-        """Return the test's fixtures by name, and ``self`` if it is a method."""
-        instance = getattr(self._item, "instance", None)
-        own = {} if instance is None else {"self": instance}
-        return {**own, **getattr(self._item, "funcargs", {})}
-
-    def notify(self, line: str) -> None:
-        """Write a line to standard error, which pytest captures otherwise."""
-        from pytest_cka_memory.holders.survivors import to_stderr
-
-        with without_capture(self._item.config):
-            to_stderr(line)
-
-    @property
-    def draws_paths(self) -> bool:
-        """Whether the session asks for a picture of the references to what is retained."""
-        return self._settings.draws_paths
-
-
-class WholeTestExplainer(ItemExplainer):
-    """Explains figures of the region around the whole test."""
-
-    def __init__(
-        self,
-        item: pytest.Item,
-        limits: Sequence[Limit],
-        over_runs: Sequence[Limit],
-        has_regions: Callable[[], bool],
-    ) -> None:
-        super().__init__(item)
-        self.limits = limits
-        self._over_runs = over_runs
-        self._has_regions = has_regions
-        """Whether the test has regions of its own, so that only growth over its runs is judged."""
-
-    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
-        """Return the figures to explain; none of a region that is not reported."""
-        if self._has_regions():
-            return self._figures(record, self._over_runs, explains_all=False)
-        judged_by = [*self.limits, *self._over_runs]
-        return self._figures(record, judged_by, explains_all=self._settings.explain)
-
-
-def figures_too_high(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> set[str]:
-    """Return the figures of a region that break one of the limits."""
-    breaches = judge(nodeid, record, limits).breaches
-    return {breach.figure for breach in breaches if breach.measured_bytes is not None}
 
 
 @dataclass(frozen=True)
@@ -126,7 +62,181 @@ class Judgement:
         return any(result.breaches for result in self.results)
 
 
-def judge_regions(
+_OVER_RUNS = "repeated runs"
+"""The label of the region over all runs."""
+properties_key = pytest.StashKey[list[junit.Property]]()
+"""What the last run of a test has added to its properties, for JUnit XML and the like."""
+
+
+class ItemJudge:
+    """Judges the regions of one test as they end, and keeps what its reports get."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.runs = _runs_of(item)
+        """How often the code of the test runs."""
+        self._item = item
+        self._explainer = ItemExplainer(item)
+        self.probe = probe_for(item, self._explainer)
+        """Measures the regions of the test and of its fixtures."""
+        self._call = CallOutcome()
+        self._judged = 0
+        """How many of the probe's regions were judged."""
+        self._unreported: list[Judgement] = []
+        """Those that no report has taken along yet."""
+
+    def begin_call(self) -> MemoryProbe:
+        """Take note that the call of the test begins; return the probe for the whole of it."""
+        self._call = CallOutcome(has_begun=True)
+        settings = self._item.config.stash[settings_key]
+        limits = self._explainer.limits = plan_of(self._item).usable_limits()
+        over_runs = _limits_over_runs(settings) if self.runs > 1 else ()
+        probe = self.probe
+        in_fixtures = len(probe.records)
+        explainer = WholeTestExplainer(
+            self._item, limits, over_runs, has_regions=lambda: len(probe.records) > in_fixtures
+        )
+        is_thorough = partial(is_judged_as_a_whole, self._item, self.runs)
+        return probe_for(self._item, explainer, is_thorough)
+
+    def end_call(self, outcome: CallOutcome, whole: Sequence[RegionRecord]) -> Judgement:
+        """Judge the regions of the call, and over all runs the figures of the whole test."""
+        self._call = outcome
+        of_runs = whole if self.runs > 1 else ()
+        return self._judge([replace(record, label=_OVER_RUNS) for record in of_runs])
+
+    def complete_none(self, first: int) -> None:
+        """Mark the regions from the number `first` on as not completed, so that none is judged."""
+        ended = self.probe.records[first:]
+        self.probe.records[first:] = [replace(record, completed=False) for record in ended]
+
+    def judge_late_regions(self) -> None:
+        """Judge regions that ended after the call, in the teardown of a fixture."""
+        if not self._call.returned:  # the traceback references what was allocated in them
+            self.complete_none(self._judged)
+        left_open = self.probe.end_open()
+        self.fail_on_breach(self._judge())
+        if left_open and self._call.returned:
+            fail(never_closed(left_open))
+
+    def judge_without_limits(self) -> None:
+        """Report a test that requested the fixture only while it ran, when it had no limits."""
+        self._call = CallOutcome(has_begun=True, returned=True)
+        self.fail_on_breach(self._judge())
+
+    def fail_on_breach(self, judgement: Judgement) -> None:
+        """Fail the test if a limit is broken, or with mistakes; warn of limits that only warn."""
+        unused = [context.mistake for context in self.probe.unused] if self._call.returned else []
+        self.probe.unused.clear()
+        _fail_on_breach(self._item, judgement, self.probe.meter, unused)
+
+    def refuse_unseen(self) -> None:
+        """Fail a test whose own limits were never checked, because silence would look like a pass.
+
+        The limits of the session's options do not fail it: the report counts it as not measured.
+        """
+        if self._call.has_begun:  # then it was judged
+            return
+        plan = plan_of(self._item)
+        plan.usable_limits()
+        if plan.own_limits:
+            reason = _unseen_reason(self._item)
+            fail(
+                f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "
+                f"{reason[0].upper()}{reason[1:]}; write it as a plain or async test function, or "
+                "remove the marker",
+            )
+
+    def take_payload(self, report: pytest.TestReport) -> Payload | None:
+        """Return what travels on the report of a phase; None if there is nothing new."""
+        judgements, self._unreported = self._unreported, []
+        results = [result for judgement in judgements for result in judgement.results]
+        relations = [it for judgement in judgements for it in judgement.relations]
+        unseen = report.when == "call" and report.passed and not self._call.has_begun
+        unmeasured = [_unseen_reason(self._item)] if unseen else []
+        if not results and not unmeasured:
+            return None
+        payload: Payload = {
+            "facts": self.probe.meter.facts(),
+            "regions": [result.to_dict() for result in results],
+            "unmeasured": unmeasured,
+            "narrowed": is_narrowed(self._item.config),
+        }
+        if relations:
+            payload["relations"] = relations
+        return payload
+
+    def add_explanations(self, report: pytest.TestReport) -> None:
+        """Add to the text of a failed test what explains the figures that it has compared, or what
+        the device had in use when it ran out of memory.
+        """
+        compared = self._call.compared
+        refused = [record for record in self.probe.records if record.refusal is not None]
+        add_section = getattr(report.longrepr, "addsection", None)
+        if not (compared or refused) or add_section is None:
+            return
+        self._call = replace(self._call, compared=())
+        from pytest_cka_memory.reports import failure
+
+        facts, width = self.probe.meter.facts(), _failure_width(self._item.config)
+        lines = [*failure.compared(compared, facts, width)]
+        if refused and report.when == "call":  # the innermost region ends first
+            lines += failure.out_of_memory(refused[0], facts, width)
+        if lines:
+            add_section("cka-memory", "\n".join(lines))
+
+    def _judge(self, over_runs: Sequence[RegionRecord] = ()) -> Judgement:
+        """Judge the regions that have ended since the last time, and note what reports get.
+
+        Args:
+            over_runs: the figures over all runs of a test that was repeated.
+        """
+        item, probe = self._item, self.probe
+        records, self._judged = probe.records[self._judged :], len(probe.records)
+        plan = plan_of(item)  # as of now, because a test may get a marker while it runs
+        judgement = _judge_regions(item, plan, records, over_runs, self._call, probe.meter)
+        self._unreported.append(judgement)
+        figures = junit.of_results(judgement.results, probe.meter.facts(), item.config.rootpath)
+        figures += [(junit.LARGEST, size) for size in probe.largest_sizes]
+        probe.largest_sizes.clear()
+        if figures:
+            item.stash.setdefault(properties_key, []).extend(figures)
+            item.user_properties += figures
+        return judgement
+
+
+judge_key = pytest.StashKey[ItemJudge]()
+"""What has the measurement of a test; it is dropped after the test's last report."""
+
+
+def judge_of(item: pytest.Item, plan: ItemPlan) -> ItemJudge | None:
+    """Return what judges `item`, made on first use; None for a test that is not measured."""
+    if judge_key not in item.stash and plan.is_measured:
+        _begin_measuring(item)
+    return item.stash.get(judge_key, None)
+
+
+def judge_for_fixture(item: pytest.Item) -> ItemJudge:
+    """Return what judges `item`, also if it requests the fixture only while it runs."""
+    return judge_of(item, plan_of(item)) or _begin_measuring(item)
+
+
+def _begin_measuring(item: pytest.Item) -> ItemJudge:
+    judge = item.stash[judge_key] = ItemJudge(item)
+    return judge
+
+
+def _runs_of(item: pytest.Item) -> int:
+    """Return how often the code of a test runs: once if it is not a plain function.
+
+    It must be asked before the call, because pytest-asyncio replaces the function of a coroutine.
+    """
+    function = getattr(item, "obj", None)
+    if function is None or inspect.iscoroutinefunction(function):
+        return 1
+    return item.config.stash[settings_key].repeat
+
+
+def _judge_regions(
     item: pytest.Item,
     plan: ItemPlan,
     records: Sequence[RegionRecord],
@@ -163,17 +273,19 @@ def judge_regions(
     ]
     results = [judge(item.nodeid, record, limits) for record in records]
     settings = item.config.stash[settings_key]
-    results += [judge(item.nodeid, it, limits_over_runs(settings)) for it in over_runs]
+    results += [judge(item.nodeid, it, _limits_over_runs(settings)) for it in over_runs]
     if call.is_untouched and all(is_untouched(record, meter) for record in records):
         results = _without_kept_limits(item, plan, results, meter)
     mistakes: list[str] = []
     if item.ihook.pytest_cka_memory_region.get_hookimpls():
-        results = [_with_fields(item, result, mistakes) for result in results]
+        from pytest_cka_memory.plugin.other_plugins import with_fields
+
+        results = [with_fields(item, result, mistakes) for result in results]
     # A test that has failed for a reason of its own is not failed for a plugin's mistake.
     return Judgement(results, relations, mistakes if call.returned else ())
 
 
-def limits_over_runs(settings: Settings) -> "Sequence[FlatPerBatch]":
+def _limits_over_runs(settings: Settings) -> "Sequence[FlatPerBatch]":
     """Return the limit on growth over the runs: each is a batch, the first is the warm-up."""
     from pytest_cka_memory.limits import FlatPerBatch
 
@@ -181,7 +293,7 @@ def limits_over_runs(settings: Settings) -> "Sequence[FlatPerBatch]":
     return [FlatPerBatch(text, 0, 1, unit="run", warns=settings.only_warns)]
 
 
-def fail_on_breach(
+def _fail_on_breach(
     item: pytest.Item, judgement: Judgement, meter: Meter, mistakes: Sequence[str] = ()
 ) -> None:
     """Fail the test if a limit is broken, or with mistakes; warn of limits that only warn."""
@@ -190,9 +302,9 @@ def fail_on_breach(
     if judgement.is_broken:
         from pytest_cka_memory.reports import failure
 
-        texts += filter(None, [failure_text(item.config, judgement.results, meter)])
+        texts += filter(None, [_failure_text(item.config, judgement.results, meter)])
         headline = failure.headline(judgement.results)
-        warning = failure_text(item.config, judgement.results, meter, warns=True)
+        warning = _failure_text(item.config, judgement.results, meter, warns=True)
         if warning:
             item.warn(LimitWarning(warning))
     texts += [*judgement.mistakes, *mistakes]
@@ -200,16 +312,16 @@ def fail_on_breach(
         fail("\n".join(texts), headline)
 
 
-def failure_text(
+def _failure_text(
     config: pytest.Config, results: Sequence[Result], meter: Meter, *, warns: bool = False
 ) -> str:
     """Return the text about the limits that are broken and fail, or that only warn."""
     from pytest_cka_memory.reports import failure
 
-    return failure.render(results, meter.facts(), failure_width(config), warns=warns)
+    return failure.render(results, meter.facts(), _failure_width(config), warns=warns)
 
 
-def failure_width(config: pytest.Config) -> int:
+def _failure_width(config: pytest.Config) -> int:
     """Return the characters of a line in the text of a failure."""
     from pytest_cka_memory.reports import failure
 
@@ -273,84 +385,14 @@ def _rejudged(
     )
 
 
-REGION = "pytest_cka_memory_region"
-_DEEPEST = 20
-"""Levels of lists and dicts in a field that another plugin adds."""
+_KINDS = {
+    "DoctestItem": "doctests",
+    "TestCaseFunction": "async methods of a unittest.TestCase that is not IsolatedAsyncioTestCase",
+}
+"""Name of a class of pytest's -> what users call its items."""
 
 
-def _with_fields(item: pytest.Item, result: Result, mistakes: list[str]) -> Result:
-    """Return `result` with the fields that other plugins add; add theirs to `mistakes`."""
-    try:
-        fields = _fields_of(item, result)
-        return replace(result, extra=fields) if fields else result
-    except FieldError as error:
-        mistakes.append(str(error))
-        return result
-
-
-class FieldError(Exception):
-    """A field that cannot be reported; the message names its plugin and what to return instead."""
-
-
-def _fields_of(item: pytest.Item, result: Result) -> dict[str, Any]:
-    """Return the fields that other plugins add to a region.
-
-    Raises:
-        FieldError: if a field cannot be written as JSON; it names the plugin and the hook.
-    """
-    from pytest_cka_memory.plugin.item_limits import call_each_plugin
-
-    fields: dict[str, Any] = {}
-    arguments = {"item": item, "result": result}
-    for plugin_name, returned in call_each_plugin(REGION, FieldError, arguments):
-        problem = _problem_of_fields(returned, fields)
-        if problem:
-            raise FieldError(f"{plugin_name}: {REGION} returned {problem}")
-        fields.update(returned)
-    return fields
-
-
-def _problem_of_fields(returned: object, others: Mapping[str, Any]) -> str:
-    """Return what is wrong with the fields that a plugin returned; empty if nothing is."""
-    if type(returned) is not dict:
-        return f"{returned!r}; return a dict of fields, or None"
-    twice = sorted(key for key in returned if key in others)
-    if twice:
-        return f"{twice[0]!r}, which another plugin has returned too; use another name"
-    bad = next((key for key, value in returned.items() if not _is_plain({key: value})), None)
-    if bad is None:
-        return ""
-    return (
-        f"{bad!r}: {returned[bad]!r}; fields are texts, finite numbers, bools, None, or lists and "
-        "dicts of these"
-    )
-
-
-def _is_plain(value: object, depth: int = 0) -> bool:
-    if depth > _DEEPEST:
-        return False
-    if type(value) is dict:
-        return all(type(k) is str and _is_plain(v, depth + 1) for k, v in value.items())
-    if type(value) is list:
-        return all(_is_plain(v, depth + 1) for v in value)
-    return value is None or type(value) in (str, bool) or is_plain_number(value)
-
-
-def were_compared(error: AssertionError) -> bool:
-    """Whether `error` comes from code that reads figures: ``assert region.retained_mb == 0``.
-
-    The frame that raised it counts, or the one that called a method such as ``assertEqual``.
-    """
-    from pytest_cka_memory.measure.sweeps import Sweep
-
-    names = {name for row in FIGURES.values() for name in (row.name, row.mb_name)}
-    names.update(name for name in vars(Sweep) if "_mb" in name)
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    while frames and _is_of_unittest(frames[-1]):
-        frames.pop()
-    return bool(frames) and not names.isdisjoint(frames[-1].f_code.co_names)
-
-
-def _is_of_unittest(frame: FrameType) -> bool:
-    unittest = sys.modules.get("unittest.case")  # not imported for a session that has no such test
-    return unittest is not None and frame.f_globals is vars(unittest)
+def _unseen_reason(item: pytest.Item) -> str:
+    """Return why the code of an item of this kind cannot be measured."""
+    name = type(item).__name__
+    return f"{_KINDS.get(name, f'{name} items')} run their code in a way that cannot be measured"

@@ -132,12 +132,13 @@ def _compute(item: pytest.Item, marks: Sequence[pytest.Mark]) -> ItemPlan:
         if not _may_have_limits(item, settings, marks):
             return ItemPlan(item.nodeid, is_measured)
         # Late, because a session that only reports figures needs no limits.
-        from pytest_cka_memory.plugin import item_limits
+        from pytest_cka_memory.plugin import item_limits, other_plugins
 
-        if not is_measured and not item_limits.limits_of_plugins(item):
+        of_plugins = other_plugins.limits_of_plugins(item)
+        if not is_measured and not of_plugins:
             return ItemPlan(item.nodeid, is_measured=False)
         compared = item.config.stash.setdefault(compared_key, {})
-        limits = item_limits.limits_of(item, compared)
+        limits = item_limits.limits_of(item, of_plugins, compared)
     except (LimitError, BaselineError) as error:
         return ItemPlan(item.nodeid, is_measured=True, error=error)
     return ItemPlan(

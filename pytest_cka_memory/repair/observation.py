@@ -316,7 +316,9 @@ class _Observer:
         if first is not None and first.dim():
             is_text = first.dim() == 2 and not first.is_floating_point()
             self.observed.sizes.append(Sizes(first.shape[0], first.shape[1] if is_text else 0))
-        sizes = {each.shape[0] if _is_batch(each) else 0 for each in args}
+        sizes = {
+            arg.shape[0] if isinstance(arg, torch.Tensor) and arg.dim() > 0 else 0 for arg in args
+        }
         root.batch_size = sizes.pop() if len(sizes) == 1 and not kwargs else 0
         for tensor in _tensors(result):
             root.returns_scalar = tensor.dim() == 0 and tensor is result
@@ -423,10 +425,6 @@ class _Observer:
             stack.enter_context(_Functions(self))
             stack.callback(self._inputs.clear)
             yield observed
-
-
-def _is_batch(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -29,7 +29,7 @@ def lines(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
     """
     device = found.device
     name = one_line(found.snapshot.path.name)
-    made = _allocations(found)
+    made = found.exactness.allocations if found.exactness else 0
     yield (
         f"{name}, cuda:{device.index}: {counted(made, 'allocation')} replayed by torch "
         f"{_torch()} on an emulated card (no GPU)"
@@ -43,10 +43,6 @@ def lines(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
     yield ""
     yield from _advice(found, lines_of)
     yield from _notes(found)
-
-
-def _allocations(found: Trials) -> int:
-    return found.exactness.allocations if found.exactness else 0
 
 
 def _torch() -> str:

@@ -22,7 +22,6 @@ from pytest_cka_memory.meters import Meter, collector, torch_private
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.meter import StorageMeter
-from pytest_cka_memory.meters.ledger.storages import Ledger
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
 
 FUNCTIONS = (
@@ -149,32 +148,6 @@ def test_the_collector_is_enabled_again_by_the_next_region(
             assert gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_figures_fit_the_storages_after_an_exception_at_any_line_of_recording(
-    interrupted: Callable[..., bool], at_line: Callable[[int], object]
-) -> None:
-    """A test may catch an exception at any line of recording and continue; figures stay right."""
-    at, wrong = 1, []
-    while True:
-        ledger, old, new = Ledger(), torch.UntypedStorage(10), torch.UntypedStorage(30)
-        ledger.record(old)
-        del old  # recorded as freed with the next call
-
-        def record(ledger: Ledger = ledger, new: torch.UntypedStorage = new) -> None:
-            ledger.record(new)
-
-        if not interrupted(record, at_line(at)):
-            break
-        record()
-        figures = [ledger.retained_since(0), ledger.level]
-        del record, new
-        ledger.settle()
-        if (*figures, ledger.level) != (30, 30, 0):
-            wrong.append((at, *figures, ledger.level))
-        at += 1
-    assert wrong == []
-    assert at > 30
 
 
 def test_patches_that_hide_each_other_are_undone_when_their_users_are_gone() -> None:

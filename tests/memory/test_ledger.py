@@ -175,7 +175,7 @@ def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) ->
     def book_again(frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename != ledger_module.__file__:
             return None
-        if ledger._busy:
+        if ledger._is_changing:
             ledger.record(storage)
         return book_again
 

@@ -10,7 +10,7 @@ def test_empty(number): pass
 def test_no_earlier_measurement_is_kept():
     gc.collect()
     kinds = [type(it).__name__ for it in gc.get_objects()]
-    assert kinds.count("ItemMeasurement") == 1  # of this test
+    assert kinds.count("ItemJudge") == 1  # of this test
 """
 
 

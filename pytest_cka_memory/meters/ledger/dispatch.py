@@ -86,22 +86,11 @@ class _ThreadMode(threading.local):
                 self.mode.__enter__() if on else self.mode.__exit__(None, None, None)
             return
         # Not by the mode's own methods, which also set flags that an interruption would leave set.
-        if on != (is_on := self.mode in torch_private.active_modes()):
-            if is_on:
-                self._remove()
-            else:
-                torch_private.push_mode(self.mode)
-
-    def _remove(self) -> None:
-        """Remove the mode even if a test has left others active, which are above it."""
         active = torch_private.active_modes()
-        others = active[active.index(self.mode) + 1 :]
-        try:
-            for _ in (*others, self.mode):
-                torch_private.pop_mode()
-        finally:
-            for other in others:
-                torch_private.push_mode(other)
+        if on and self.mode not in active:
+            torch_private.push_mode(self.mode)
+        elif not on and active[-1:] == [self.mode]:  # below others it stays, and counts nothing
+            torch_private.pop_mode()
 
 
 class StorageTracker(SharedPatches):
@@ -217,15 +206,15 @@ class StorageTracker(SharedPatches):
                 if not (young and is_shared_memory(storage)):
                     self.ledger.record(storage)
 
-    def _record_resized(self, storage: torch.UntypedStorage) -> None:
+    def _record(self, storage: torch.UntypedStorage, *, counted: bool = True) -> None:
         if self.counting and storage.device == self.device:
-            self.ledger.record(storage)
+            self.ledger.record(storage, counted=counted)
 
     def _resizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            self._record_resized(storage)
+            self._record(storage)
             result = original(storage, size)
-            self._record_resized(storage)
+            self._record(storage)
             return result
 
         return resize_
@@ -239,8 +228,7 @@ class StorageTracker(SharedPatches):
 
         def from_file(*args: Any, **kwargs: Any) -> torch.UntypedStorage:
             storage: torch.UntypedStorage = original(*args, **kwargs)
-            if self.counting and storage.device == self.device:
-                self.ledger.record(storage, counted=False)
+            self._record(storage, counted=False)
             return storage
 
         return from_file

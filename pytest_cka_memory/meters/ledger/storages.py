@@ -3,11 +3,9 @@
 :class:`Ledger` knows when each was allocated, resized and freed, and the highest level so far.
 """
 
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -61,7 +59,7 @@ class Entry(weakref.ref[torch.UntypedStorage]):
     __slots__ = (
         "excluded_bytes",
         "history",
-        "is_shared",
+        "in_shared_memory",
         "key",
         "maybe_alive",
         "site",
@@ -81,12 +79,12 @@ class Entry(weakref.ref[torch.UntypedStorage]):
     """
     maybe_alive: bool
     """Whether a collection freed it, or perhaps only its Python object."""
-    is_shared: bool
+    in_shared_memory: bool
     """Whether it was in memory that processes share."""
 
     def is_like(self, storage: torch.UntypedStorage) -> bool:
         """Whether it may be `storage`, which has its address: not if only one of them is shared."""
-        return self.size == storage.nbytes() and self.is_shared == is_shared_memory(storage)
+        return self.size == storage.nbytes() and self.in_shared_memory == is_shared_memory(storage)
 
     @property
     def weight(self) -> int:
@@ -99,21 +97,14 @@ class Entry(weakref.ref[torch.UntypedStorage]):
 
     def allocation(self, size: int) -> Allocation:
         """Return `size` bytes of it as an allocation."""
-        return Allocation(self.key, size, self.history[-1][0], _OneStorage(self), self.site)
-
-
-class _OneStorage:
-    """Knows whether one storage has been freed."""
-
-    __slots__ = ("_reference",)
-
-    def __init__(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
-        self._reference = reference
+        return Allocation(self.key, size, self.history[-1][0], self, self.site)
 
     def is_live(self, key: int, serial: int) -> bool:
-        return self._reference() is not None
+        """Whether the storage has not been freed."""
+        return self() is not None
 
     def is_shared(self, key: int) -> bool:
+        """Whether several storages use its memory: that is not known here."""
         return False
 
 
@@ -177,13 +168,12 @@ class Ledger(Locking):
         # Also in torch 2.9, a collection may free only the Python object of a live storage, if that
         # object was part of a cycle, as in torch.save.
         self._collecting = False
-        self._collected: list[weakref.ref[CollectedBytes]] = []
+        self._collected: weakref.WeakSet[CollectedBytes] = weakref.WeakSet()
         """Those who count what collections free."""
         self._maybe_alive: dict[int, Entry] = {}
         # A collection inside record() may run a __del__ that computes with tensors. Its storages
         # wait in the list below until the ledger is consistent again; the lock is re-entrant.
-        self._busy: int | None = None
-        """Identifies the frame of the call that changes the ledger; it stays after an exception."""
+        self._is_changing = False
         self._waiting: list[tuple[torch.UntypedStorage, bool, torch.Tensor | None, object]] = []
 
     def record(
@@ -208,54 +198,25 @@ class Ledger(Locking):
         if known is not None and known.size == size and known() is storage:
             return  # the usual case, so it takes no lock
         with self._lock:
-            if self._is_changing(sys._getframe()):
+            if self._is_changing:
                 self._waiting.append((storage, counted, tensor, operator))
             else:
                 self._exclusively(self._record, storage, counted, tensor, operator)
 
-    def _exclusively(self, call: Callable[..., T], *args: Any) -> T:
+    def _exclusively(self, change: Callable[..., T], *args: Any) -> T:
         """Call a function while other threads wait, as do storages that a collection reports."""
         with self._lock:
-            if self._is_changing(sys._getframe(1)):
-                return call(*args)
-            if self._busy is not None:
-                self._repair()
-            self._busy = id(sys._getframe())  # a variable for the frame would keep all others alive
-            self._process_frees()
-            result = call(*args)
-            self._record_waiting()
-            self._busy = None
-            return result
-
-    def _record_waiting(self) -> None:
-        while self._waiting:
-            self._record(*self._waiting.pop())
-
-    def _is_changing(self, frame: FrameType | None) -> bool:
-        """Whether `frame` was called, perhaps through others, by a call that changes the ledger.
-
-        There is no flag that such a call resets at its end, because an exception of a signal
-        handler may keep it from that.
-        """
-        while self._busy is not None and frame is not None:
-            # By its code too, because the frame of another call may have the same address now.
-            if id(frame) == self._busy and frame.f_code is self._exclusively.__code__:
-                return True
-            frame = frame.f_back
-        return False
-
-    def _repair(self) -> None:
-        """Make all figures fit the storages again, after an exception at any line of a call."""
-        for entry in self._live.values():
-            weight = max(0, entry.size - entry.excluded_bytes)
-            if entry.weight != weight:
-                self.serial += 1
-                entry.history.append((self.serial, weight))
-        self.level = sum(entry.weight for entry in self._live.values())
-        freed = [e for e in self._freed_since_peak if self._live.get(e.key) is not e]
-        self._freed_since_peak = list({id(entry): entry for entry in freed}.values())
-        if self.level > self.peak:
-            self._note_peak()
+            if self._is_changing:
+                return change(*args)
+            try:
+                self._is_changing = True
+                self._process_frees()
+                result = change(*args)
+                while self._waiting:
+                    self._record(*self._waiting.pop())
+                return result
+            finally:
+                self._is_changing = False
 
     def _record(
         self,
@@ -288,13 +249,12 @@ class Ledger(Locking):
     @property
     def counts_collected(self) -> bool:
         """Whether anyone counts what collections free."""
-        return any(counted() is not None for counted in self._collected)
+        return bool(self._collected)
 
     def count_collected(self, mark: int) -> CollectedBytes:
         """Count what collections free of what was allocated after `mark`, from now on."""
         counted = CollectedBytes(self, mark)
-        live = [known for known in self._collected if known() is not None]
-        self._collected = [*live, weakref.ref(counted)]
+        self._collected.add(counted)
         return counted
 
     def mark(self) -> int:
@@ -310,7 +270,7 @@ class Ledger(Locking):
 
     def settle(self) -> None:
         """Subtract every storage freed so far from :attr:`level`."""
-        self._exclusively(self._process_unreported_frees)
+        self._exclusively(lambda: None)  # it begins with what was freed
 
     def is_empty(self) -> bool:
         """Whether no recorded storage is live."""
@@ -352,8 +312,8 @@ class Ledger(Locking):
         entry.history = [(self.serial, 0)]
         entry.size = storage.nbytes()
         self._live[entry.key] = entry  # complete: a collection may record it again
-        entry.is_shared = is_shared_memory(storage)
-        if entry.is_shared:
+        entry.in_shared_memory = is_shared_memory(storage)
+        if entry.in_shared_memory:
             self._shared[entry.key] = entry, StorageWeakRef(storage)
         self._resize(entry, entry.size)
 
@@ -387,25 +347,12 @@ class Ledger(Locking):
                 is_known = self._live.get(freed.key) is freed
                 self._remove(freed)
                 if is_known and self._collecting:
-                    self._note_collected(freed)
-            self._freed.popleft()  # only now: an alarm or a RecursionError may have come
+                    for counted in self._collected:
+                        counted.add(freed)
+            self._freed.popleft()  # only now: a RecursionError may have come
         for entry, weak in list(self._shared.values()):
             if weak.expired():
                 self._remove(entry)
-
-    def _note_collected(self, entry: Entry, sign: int = 1) -> None:
-        for known in self._collected:
-            if (counted := known()) is not None:
-                counted.add(entry, sign)
-
-    def _process_unreported_frees(self) -> None:
-        """Remove freed storages that Python 3.10 did not report because the stack was exhausted."""
-        if sys.version_info >= (3, 11):
-            return
-        freed = [entry for entry in self._live.values() if entry() is None]
-        self._process_frees()  # first those that were reported
-        for entry in freed:
-            self._remove(entry)
 
     def _restore(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Continue `entry` with a new Python object for the same storage."""
@@ -413,7 +360,8 @@ class Ledger(Locking):
         for name in Entry.__slots__:
             setattr(again, name, getattr(entry, name))
         self._live[again.key] = again
-        self._note_collected(again, -1)
+        for counted in self._collected:
+            counted.add(again, -1)
         self._freed_since_peak = [freed for freed in self._freed_since_peak if freed is not entry]
         self.level += again.weight
         if self.level > self.peak:
