@@ -20,6 +20,7 @@ from pytest_cka_memory.measure.evidence import (
     Notifier,
     census_of,
     explains_host,
+    look_at,
 )
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
@@ -106,7 +107,7 @@ class Region(WithRecording, FigureAttributes):
             self._additions = additions.begin(also, peaks, meter)
         if self._explainer is not None:
             self._additions = (*self._additions, FoundGarbage(peaks, meter))
-        look = partial(_look, self._additions)
+        look = partial(look_at, self._additions)
         self._census = census_of(meter, peaks.mark, look)
         self._samples = BatchSamples(peaks, self._census, partial(look, None))
 
@@ -184,13 +185,9 @@ class Region(WithRecording, FigureAttributes):
         Returns:
             The wrapper: an iterable with the attributes and the length of `loader`.
         """
-        return self._sampled_loader(loader)
-
-    @not_counted
-    def _sampled_loader(self, loader: Iterable[Any]) -> Any:
         from pytest_cka_memory.measure.loaders import SampledLoader
 
-        return SampledLoader(loader, self._sample_if_open, self._end_loop_if_open)
+        return not_counted(SampledLoader)(loader, self._sample_if_open, self._end_loop_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
         """Sample a batch boundary in a loop without a loader.
@@ -484,13 +481,6 @@ class Region(WithRecording, FigureAttributes):
 
 def _with(sample: Sample, values: dict[str, Any]) -> Sample:
     return replace(sample, **values)
-
-
-def _look(
-    additions: Sequence["Addition"], garbage: list[Any] | None, serials: Collection[int] = ()
-) -> None:
-    for addition in additions:
-        addition.look(garbage, serials)
 
 
 def public_names() -> frozenset[str]:
