@@ -30,19 +30,7 @@ class Polynomial:
     """Powers and coefficient of each term that is not 0, lowest powers first."""
 
     def at(self, point: Sequence[int]) -> Fraction:
-        """Return its value at a point.
-
-        Args:
-            point: a value of each size, in the order of :attr:`names`.
-
-        Returns:
-            The exact value.
-
-        Example:
-            >>> area = polynomial(("batch", "seq"), {(0, 0): 5, (1, 2): 8})
-            >>> area.at((2, 10))
-            Fraction(1605, 1)
-        """
+        """Return its value at a point."""
         return sum(
             (factor * prod(map(pow, point, powers)) for powers, factor in self.terms), Fraction(0)
         )
@@ -60,22 +48,7 @@ class Polynomial:
         )
 
     def degree(self, name: str) -> int:
-        """Return the highest power of one size.
-
-        Args:
-            name: of the size.
-
-        Returns:
-            The power, 0 if no term has the size.
-
-        Raises:
-            ValueError: if there is no such size.
-
-        Example:
-            >>> area = polynomial(("batch", "seq"), {(0, 0): 5, (1, 2): 8})
-            >>> area.degree("seq")
-            2
-        """
+        """Return the highest power of one size."""
         index = self.names.index(name)
         return max((powers[index] for powers, _ in self.terms), default=0)
 
@@ -92,18 +65,7 @@ class Polynomial:
         return polynomial(self.names, found)
 
     def shifted(self, point: Sequence[int]) -> "Polynomial":
-        """Return the polynomial of how far each size is above `point`.
-
-        Args:
-            point: a value of each size, in the order of :attr:`names`.
-
-        Returns:
-            A polynomial whose value at 0 is that of this one at `point`.
-
-        Example:
-            >>> polynomial(("n",), {(1,): 3}).shifted((10,))
-            30 + 3 · n
-        """
+        """Return the polynomial of how far each size is above `point`."""
         found: dict[Exponents, Fraction] = {}
         for powers, factor in self.terms:
             for lower in product(*(range(power + 1) for power in powers)):

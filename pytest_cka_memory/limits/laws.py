@@ -168,15 +168,8 @@ def peak_law(**degrees: object) -> PeakLaw:
     Args:
         **degrees: name of a parameter -> the highest power with which the peak may grow.
 
-    Returns:
-        The limit, which knows no sizes yet: the tests of the function have them.
-
     Raises:
         LimitError: if no size is given, or a power is not a whole number, 0 or more.
-
-    Example:
-        >>> peak_law(batch=1, seq=2).text
-        'peak_law(batch=1, seq=2)'
     """
     if not degrees:
         raise LimitError("no size is given; write e.g. peak_law(seq=1, batch=1)")

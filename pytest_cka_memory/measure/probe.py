@@ -267,9 +267,6 @@ class MemoryProbe:
             **sizes: values of each size that varies, two or more; any other value is passed on.
                 ``calls`` is how often the step is called, if it has no such argument.
 
-        Returns:
-            The law; ``print(law)`` shows its pieces.
-
         Raises:
             RegionError: if the step runs out of memory, or the device has no such figure.
             TypeError: if the step does not take a size.
@@ -325,17 +322,7 @@ class MemoryProbe:
         return repairs(self._stack, step, to, seconds, show)
 
     def snapshot(self) -> Snapshot:
-        """Return the current state of the device's memory.
-
-        Returns:
-            Levels and peaks, in bytes.
-
-        Example:
-            >>> import torch
-            >>> kept, probe = torch.ones(1000), MemoryProbe("cpu")
-            >>> probe.snapshot().allocated_bytes >= 4000
-            True
-        """
+        """Return the current state of the device's memory."""
         reading = self._stack.snapshot()
         return Snapshot(
             allocated_bytes=reading.allocated_bytes,
@@ -367,22 +354,14 @@ class MemoryProbe:
         return wait_until_free(self.meter, mb, timeout)
 
     def end_open(self) -> list[str]:
-        """End regions whose ``with`` block has not ended, as not completed.
-
-        Returns:
-            Their labels, the innermost first.
-        """
+        """End regions whose ``with`` block has not ended, as not completed; return their labels."""
         still_open = self._open_regions[::-1]
         for region in still_open:
             self._end(region, completed=False)
         return [region.label for region in still_open]
 
     def forget_from(self, number: int) -> None:
-        """Forget regions that have ended, and their labels.
-
-        Args:
-            number: how many regions, the first ones, are kept.
-        """
+        """Forget the regions that have ended after the first `number` ones, and their labels."""
         forgotten = self.records[number:]
         del self.records[number:]
         self._labels.forget(record.label for record in forgotten)
@@ -391,9 +370,6 @@ class MemoryProbe:
         """Explain the figures of regions that the user has read before `error` was raised.
 
         Only for a probe with an explainer, and for regions that are still referenced.
-
-        Args:
-            error: what the failed comparison has raised.
 
         Returns:
             For each such figure that is not 0: its name, and the region's figures.

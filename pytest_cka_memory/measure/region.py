@@ -43,22 +43,6 @@ class Region(WithRecording, FigureAttributes):
     Every figure of :class:`~pytest_cka_memory.RegionRecord` in bytes is an attribute, and
     the same in MB (2**20 bytes): ``region.retained_bytes``, ``region.retained_mb``. ``dir(region)``
     lists them all; they follow from the registry in :mod:`pytest_cka_memory.core.figures`.
-    :meth:`MemoryProbe.measure` makes it.
-
-    >>> import torch
-    >>> from pytest_cka_memory import MemoryProbe
-    >>> with MemoryProbe("cpu").measure("sum") as region:
-    ...     total = torch.ones(1000).sum()
-    >>> region.retained_bytes, region.peak_increase_bytes
-    (4, 4004)
-
-    Args:
-        label: names the region in reports.
-        stack: has the open regions of the same device.
-        explainer: decides which figures are explained when the region ends.
-        is_thorough: whether garbage in reference cycles must be freed first; asked at start and end.
-        also: what is measured in addition, such as ``("cycles",)``.
-        before_reading: called before memory is read.
     """
 
     def __init__(
@@ -181,30 +165,16 @@ class Region(WithRecording, FigureAttributes):
 
         Args:
             loader: a DataLoader or another iterable of batches.
-
-        Returns:
-            The wrapper: an iterable with the attributes and the length of `loader`.
         """
         from pytest_cka_memory.measure.loaders import SampledLoader
 
         return not_counted(SampledLoader)(loader, self._sample_if_open, self._end_loop_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
-        """Sample a batch boundary in a loop without a loader.
+        """Sample a batch boundary in a loop without a loader; `size` is the number of items.
 
-        Args:
-            size: the number of items in the batch, so that a smaller last one is left out of growth.
-
-        Example:
-            >>> import torch
-            >>> from pytest_cka_memory import MemoryProbe
-            >>> kept = []
-            >>> with MemoryProbe("cpu").measure() as region:
-            ...     for _ in range(6):
-            ...         kept.append(torch.ones(250))
-            ...         region.batch_done()
-            >>> region.growth_bytes_per_batch
-            1000.0
+        Raises:
+            RegionError: after the region has ended.
         """
         if self._record is not None:
             raise RegionError(
@@ -218,12 +188,6 @@ class Region(WithRecording, FigureAttributes):
         For code whose loop cannot be reached, such as ``with region.each_step(): train()``. Without
         arguments the steps of every optimizer count. Optimizers that step in turn make one boundary
         for each turn. A step that is skipped, as by a GradScaler, makes none.
-
-        Args:
-            *optimizers: those whose steps count; none for those of every optimizer.
-
-        Returns:
-            The context; boundaries are sampled while its block runs.
 
         Raises:
             RegionError: after the region has ended; from the block, if the region counts steps
@@ -439,9 +403,6 @@ class Region(WithRecording, FigureAttributes):
         Args:
             ax: where to draw; by default a new figure of matplotlib.
             limit_mb: a limit as the marker ``max_peak_mb`` takes it.
-
-        Returns:
-            What was drawn on.
 
         Raises:
             MissingPackageError: if matplotlib is not installed.

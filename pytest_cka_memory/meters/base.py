@@ -196,18 +196,10 @@ class AllocationCounts(ABC):
 
     @abstractmethod
     def mark(self) -> Any:
-        """Return a token for the current moment; it must not keep a tensor alive.
-
-        Returns:
-            What :meth:`retained_since` and its like take.
-        """
+        """Return a token for the current moment; it must not keep a tensor alive."""
 
     def open_peaks(self) -> Peaks | None:
-        """Return peaks for a region that begins now.
-
-        Returns:
-            The peaks; None if the device has one counter for all regions. The region closes them.
-        """
+        """Return peaks for a region alone; None if the device has one counter for all regions."""
         return None
 
     def wait_for_threads(self) -> None:  # noqa: B027  # most devices have none
@@ -215,42 +207,21 @@ class AllocationCounts(ABC):
 
     @abstractmethod
     def retained_since(self, mark: Any) -> int:
-        """Return the bytes that were allocated after `mark` and are live now.
-
-        Args:
-            mark: what :meth:`mark` has returned, or the start of a region.
-
-        Returns:
-            Bytes, as tensors requested them. What grew since counts with its growth.
-        """
+        """Return the bytes that were allocated after `mark` and are live now."""
 
     def host_retained_since(self, mark: Any) -> int | None:
         """Return the bytes of tensors on the host that were allocated after `mark` and are live.
 
-        Args:
-            mark: what :meth:`mark` has returned, or the start of a region.
-
-        Returns:
-            Bytes; None if this meter measures the host itself, or does not count it beside its device.
+        None if this meter measures the host itself, or does not count it beside its device.
         """
         return None
 
     def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
-        """Return the allocations that :meth:`host_retained_since` counts.
-
-        Args:
-            mark: what :meth:`mark` has returned, or the start of a region.
-
-        Returns:
-            One :class:`~pytest_cka_memory.core.allocations.Allocation` for each; empty if unknown.
-        """
+        """Return the allocations that :meth:`host_retained_since` counts."""
         return []
 
     def count_collected(self, mark: Any) -> Callable[[], int] | None:
         """Count what the garbage collector frees, as long as the result is referenced.
-
-        Args:
-            mark: what :meth:`mark` has returned, or the start of a region.
 
         Returns:
             A function that returns the bytes that were allocated after `mark` and so freed; None
@@ -259,25 +230,14 @@ class AllocationCounts(ABC):
         return None
 
     def serial(self) -> int:
-        """Return how many allocations there have been.
-
-        Returns:
-            Their number, which never falls; 0 if they are not counted.
-        """
+        """Return the number of allocations so far; 0 if they are not counted."""
         return 0
 
     knows_blocks: bool = False
     """Whether :meth:`block_at` knows all allocations."""
 
     def block_at(self, address: int) -> tuple[int, int] | None:
-        """Return the live allocation at an address.
-
-        Args:
-            address: of its data.
-
-        Returns:
-            Its bytes and its number in the order of all allocations; None if there is none.
-        """
+        """Return bytes and number of the live allocation at an address; None if there is none."""
         return None
 
     def garbage_counter(self) -> GarbageCounter | None:
@@ -285,29 +245,15 @@ class AllocationCounts(ABC):
 
         If it has none, garbage is looked for among Python's objects if `knows_blocks` is true, and
         collected at batch boundaries otherwise.
-
-        Returns:
-            The counter; None if this meter has none.
         """
         return None
 
     def allocations_since(self, mark: Any) -> Sequence[Allocation]:
-        """Return the allocations that :meth:`retained_since` counts, as far as they are known.
-
-        Args:
-            mark: what :meth:`mark` has returned, or the start of a region.
-
-        Returns:
-            One :class:`~pytest_cka_memory.core.allocations.Allocation` for each storage or block.
-        """
+        """Return the allocations that :meth:`retained_since` counts, as far as they are known."""
         return []
 
     def allocations_at_peak(self) -> list[AllocationGroup]:
-        """Return what was live at the peak since :meth:`reset_peak`, as far as it is known.
-
-        Returns:
-            Groups of equal allocations, with bytes and site each.
-        """
+        """Return what was live at the peak since :meth:`reset_peak`, as far as it is known."""
         return []
 
 
@@ -332,12 +278,7 @@ class Meter(AllocationCounts):
         return self.device
 
     def facts(self) -> dict[str, Any]:
-        """Return what its figures depend on, as builtin types, for reports and baselines.
-
-        Returns:
-            ``device``, ``device_name``, ``meter``, ``notes`` (a list), ``torch`` and ``cuda`` (versions, or
-            None) and ``conditions``; a subclass may add keys.
-        """
+        """Return what its figures depend on, as builtin types, for reports and baselines."""
         torch = sys.modules.get("torch")  # not imported for a meter that does not need it
         return {
             "device": self.device,
@@ -356,9 +297,6 @@ class Meter(AllocationCounts):
         """Read the facts that its figures depend on: those of a session are read when it begins.
 
         What a test sets itself is part of what is measured.
-
-        Returns:
-            What :meth:`conditions` returns.
         """
         self._noted = self.conditions()
         return self._noted
@@ -366,9 +304,6 @@ class Meter(AllocationCounts):
     def conditions(self) -> Mapping[str, str]:
         """Return the facts of :data:`pytest_cka_memory.core.conditions.FACTS` that its figures
         depend on, without those that have their usual value.
-
-        Returns:
-            Name of a fact -> its value as text.
         """
         return {}
 
@@ -386,102 +321,60 @@ class Meter(AllocationCounts):
         A signal handler may raise an exception at any line, so :meth:`stop_for` may never be
         called. A meter that changes the process should therefore end what it has started when it
         finds, at the next start or stop, that all its users were freed.
-
-        Args:
-            user: the region, or the other object; it is referenced weakly.
         """
         self.start()
 
     def stop_for(self, user: object) -> None:
-        """Undo the matching :meth:`start_for`.
-
-        Args:
-            user: what was passed to :meth:`start_for`.
-        """
+        """Undo the matching :meth:`start_for`."""
         self.stop()
 
     @abstractmethod
     def clean(self) -> int | None:
         """Free what is not in use: collect garbage, drop library workspaces and empty caches.
 
-        Returns:
-            The bytes of the dropped workspaces, which only a first run allocates; None if they cannot be
-            counted separately.
+        Returns the bytes of the dropped workspaces, which only a first run allocates; None if they
+        cannot be counted separately.
         """
 
     def clean_before(self, *, thorough: bool) -> Cleaned:
         """Do what :meth:`clean` does, before a region.
 
-        Args:
-            thorough: if not, the region will not be judged, and a meter may leave garbage if finding it
-                takes long.
-
-        Returns:
-            What was done.
+        Without `thorough` the region will not be judged, and a meter may leave garbage if finding
+        it takes long.
         """
         return Cleaned(self.clean())
 
     def clean_after(self, mark: Any, *, thorough: bool) -> Cleaned:
-        """Do what :meth:`clean` does, at the end of a region.
+        """Do the same at the end of a region that began at `mark`.
 
         A meter that knows that nothing since `mark` is live can save itself the work.
-
-        Args:
-            mark: the start of the region.
-            thorough: as for :meth:`clean_before`.
-
-        Returns:
-            What was done.
         """
         return Cleaned(self.clean())
 
     def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
         """Take note of a moment at which no test runs.
 
-        Args:
-            objects_dropped: whether a fixture that several tests used has just been torn down, so that
-                there may be garbage which the level does not show.
-            since: the number of allocations when that fixture was set up. If nothing that was allocated
-                after it is live, there is no such garbage.
+        With `objects_dropped`, a fixture that several tests used has just been torn down, so
+        that there may be garbage which the level does not show. There is none if nothing that was
+        allocated since allocation number `since` is live: before it, the fixture was set up.
         """
 
     @abstractmethod
     def read(self) -> Reading:
-        """Return the current value of all counters.
-
-        Returns:
-            Levels and peaks, in bytes.
-        """
+        """Return the current value of all counters."""
 
     def total_bytes(self) -> int | None:
-        """Return the memory of the device.
-
-        Returns:
-            Bytes; None if its allocator cannot be limited to less.
-        """
+        """Return the memory of the device; None if its allocator cannot be limited to less."""
         return None
 
     def limited(self, limit_bytes: int) -> AbstractContextManager[None]:
-        """Let the allocator reserve no more than so many bytes, in a ``with`` block.
-
-        Args:
-            limit_bytes: at most what :meth:`total_bytes` returns.
-
-        Returns:
-            The context. Allocations beyond the limit raise ``torch.OutOfMemoryError`` in it.
-
-        Raises:
-            NotImplementedError: if :meth:`total_bytes` is None.
-        """
+        """Let the allocator reserve no more than so many bytes. Only with :meth:`total_bytes`."""
         raise NotImplementedError
 
     def record_requests(self) -> bool:
-        """Record how much is requested at each allocation.
+        """Record how much is requested at each allocation; return False if that is not possible.
 
         Only for a device whose blocks are larger than what is requested of its allocator.
-
-        Returns:
-            Whether that is possible.
         """
         return False
 
@@ -494,24 +387,13 @@ class Meter(AllocationCounts):
         return ()
 
     def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Call a function after each capture of a CUDA graph.
-
-        Args:
-            call: the function.
-
-        Returns:
-            A function that ends this.
-        """
+        """Call `call` after each capture of a graph; return a function that ends this."""
         return lambda: None
 
     def before_releases(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Call a method before the program empties the allocator's cache.
+        """Call `call`, a method, before the program empties the cache; return what ends this.
 
-        Args:
-            call: the method; its object is not kept for it.
-
-        Returns:
-            A function that ends this.
+        The object of the method is not kept for it.
         """
         return lambda: None
 
@@ -524,14 +406,7 @@ class Meter(AllocationCounts):
         return ()
 
     def allocations_at(self, addresses: Collection[int]) -> Sequence[Allocation]:
-        """Return the live allocations at some addresses, also those older than any region.
-
-        Args:
-            addresses: of their data.
-
-        Returns:
-            One :class:`~pytest_cka_memory.core.allocations.Allocation` for each that is known.
-        """
+        """Return the live allocations at these addresses, also older ones than any region."""
         return []
 
     def refused(self) -> RefusedAllocation | None:
@@ -543,25 +418,11 @@ class Meter(AllocationCounts):
         return None
 
     def record_history(self) -> bool:
-        """Make the allocator record where blocks are allocated.
-
-        Returns:
-            Whether it can.
-        """
+        """Make the allocator record where blocks are allocated; return False if it cannot."""
         return False
 
     def dump_history(self, path: Path) -> bool:
-        """Write what :meth:`record_history` has recorded, for PyTorch's memory viewer.
-
-        Args:
-            path: the file, which is replaced.
-
-        Returns:
-            Whether there was anything to write.
-
-        Raises:
-            OSError: if the file cannot be written.
-        """
+        """Write that record for PyTorch's memory viewer; return False if there is none."""
         return False
 
     def stop_history(self) -> None:
