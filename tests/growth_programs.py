@@ -5,11 +5,12 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_cka_memory import MemoryProbe
+if TYPE_CHECKING:
+    from pytest_cka_memory import MemoryProbe
 
 WAYS = ("batch_done", "batches", "break")
 
@@ -108,7 +109,7 @@ def random_parts(seed: int, batches: int, device: str) -> list[Part]:
 
 
 def growth(
-    probe: MemoryProbe,
+    probe: "MemoryProbe",
     make_parts: Callable[[], Iterable[Part]],
     batches: int,
     way: str,
@@ -156,7 +157,7 @@ def _loader(batches: int) -> Iterator[list[int]]:
     yield from ([batch] for batch in range(batches))
 
 
-def check_random_loops(probe: MemoryProbe, device: str, seeds: Iterable[int]) -> None:
+def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) -> None:
     """Compare the growth of random loops with the truth, to the byte, where that is not negative.
 
     A level that does not rise is never checked for garbage, so a fall is not always seen. When an

@@ -323,6 +323,14 @@ class FoundGarbage(Addition):
         return {"garbage": self._holdings} if self._holdings else {}
 
 
+def look_at(
+    additions: Sequence[Addition], garbage: list[Any] | None, serials: Collection[int] = ()
+) -> None:
+    """Let additions look at garbage that a census has found; None before it is collected."""
+    for addition in additions:
+        addition.look(garbage, serials)
+
+
 _EARLY_BATCHES = 2
 """After so many batches it is noted what is live, to find later what is rebuilt larger."""
 

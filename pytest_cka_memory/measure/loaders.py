@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
+from pytest_cka_memory.meters.collector import not_counted
 from pytest_cka_memory.units import counted
 
 _OWN = frozenset(("_loader", "_batch_done", "_loop_done", "_running", "_count", "__class__"))
@@ -67,7 +68,14 @@ class SampledLoader(_LoaderProxy):
         return next(self._running)
 
     def __iter__(self) -> Iterator[Any]:
-        for box in map(_boxed, self._loader):
+        return self._sampled(iter(self._loader))
+
+    @not_counted
+    def _sampled(self, batches: Iterator[Any]) -> Iterator[Any]:
+        return self._each(map(_boxed, batches))
+
+    def _each(self, boxes: Iterator[list[Any]]) -> Iterator[Any]:
+        for box in boxes:
             size = size_of(box[0])
             # Popped, so that this frame does not keep the batch alive when its consumer drops it.
             yield box.pop()

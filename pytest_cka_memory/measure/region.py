@@ -19,11 +19,13 @@ from pytest_cka_memory.measure.evidence import (
     Notifier,
     census_of,
     explains_host,
+    look_at,
 )
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
 from pytest_cka_memory.measure.reserve import ReserveEvidence, WithRecording
+from pytest_cka_memory.meters.collector import not_counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +69,12 @@ class Region(WithRecording, FigureAttributes):
         self.law: dict[str, Any] | None = None  # one that was found in it; its record keeps it
         before_reading()
         self._open_region = stack.open(thorough=is_thorough())
-        peaks, meter = self._open_region.peaks, stack.meter
+        self._begin(also)
+
+    @not_counted
+    def _begin(self, also: Collection[str]) -> None:
+        """Begin to observe the open region."""
+        peaks, meter = self._open_region.peaks, self._stack.meter
         # Without a reference to this region, so that it ends with the last reference to it.
         self._allocations: Callable[[], Sequence[Allocation]] = lambda: meter.allocations_since(
             peaks.mark
@@ -83,7 +90,7 @@ class Region(WithRecording, FigureAttributes):
             self._additions = additions.begin(also, peaks, meter)
         if self._explainer is not None:
             self._additions = (*self._additions, FoundGarbage(peaks, meter))
-        look = partial(_look, self._additions)
+        look = partial(look_at, self._additions)
         self._census = census_of(meter, peaks.mark, look)
         self._samples = BatchSamples(peaks, self._census, partial(look, None))
 
@@ -160,7 +167,7 @@ class Region(WithRecording, FigureAttributes):
         """
         from pytest_cka_memory.measure.loaders import SampledLoader
 
-        return SampledLoader(loader, self._sample_if_open, self._end_loop_if_open)
+        return not_counted(SampledLoader)(loader, self._sample_if_open, self._end_loop_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
         """Sample a batch boundary in a loop without a loader.
@@ -204,6 +211,7 @@ class Region(WithRecording, FigureAttributes):
         self._steps.refuse_if_counting()
         self._sample(size)
 
+    @not_counted
     def _sample(self, size: int | None = None) -> None:
         if self._record is not None:  # optimizers still step in a block that ends after the region
             return
@@ -238,6 +246,7 @@ class Region(WithRecording, FigureAttributes):
     def _live_holdings(self) -> tuple[Holding, ...]:
         return self._holdings(self._allocations())
 
+    @not_counted
     def _end_loop_if_open(self) -> None:
         if self._record is None:
             self._samples.loop_ended()
@@ -434,13 +443,6 @@ class Region(WithRecording, FigureAttributes):
 
 def _with(sample: Sample, values: dict[str, Any]) -> Sample:
     return replace(sample, **values)
-
-
-def _look(
-    additions: Sequence["Addition"], garbage: list[Any] | None, serials: Collection[int] = ()
-) -> None:
-    for addition in additions:
-        addition.look(garbage, serials)
 
 
 def public_names() -> frozenset[str]:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.meters.base import Meter, Peaks, Reading
+from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
+from pytest_cka_memory.meters.collector import not_counted
 
 
 @dataclass(eq=False)
@@ -69,6 +70,10 @@ class RegionStack:
         self.merge_peaks()
         cleaned = self.meter.clean_before(thorough=thorough)
         self._add_workspaces(cleaned.workspace_bytes)
+        return self._begin(cleaned)
+
+    @not_counted
+    def _begin(self, cleaned: Cleaned) -> OpenRegion:
         peaks = None
         started = False
         user = _User()

@@ -19,8 +19,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from gc import collect  # at import, because a test may patch gc.collect
 from itertools import chain, compress, repeat
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+if TYPE_CHECKING:
+    from ctypes import c_int
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _SHARE = 0.05
@@ -199,6 +203,35 @@ def _promotions() -> int:
     return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])
 
 
+def find_count() -> "c_int | None":
+    """Return the number of new objects by which the collector decides to run; None if unknown.
+
+    ``blocks`` replaces this function, because only C can find that number.
+    """
+    return None
+
+
+def not_counted(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function whose objects do not bring the collector's next run nearer.
+
+    The collector runs by itself after so many new objects. What a region makes while the program
+    runs would move that to another batch, and so change the levels that are measured.
+    """
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        count = find_count()
+        if count is None:
+            return function(*args, **kwargs)
+        before = count.value
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if count.value > before:  # not after a run, which begins to count again
+                count.value = before
+
+    return call
+
+
 _off_in: int | None = None
 """The number of the thread in which :func:`without_collections` has disabled the collector."""
 
@@ -211,7 +244,7 @@ def without_collections(call: Callable[[], T]) -> T:
     try:
         _off_in = threading.get_ident()
         gc.disable()
-        return call()
+        return not_counted(call)()  # or it would run as soon as it is enabled
     finally:
         gc.enable()
         _off_in = None

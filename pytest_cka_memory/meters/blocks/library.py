@@ -152,6 +152,7 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "census_end": (None, [c_void_p]),
     "census_advance": (c_int, [c_void_p]),
     "census_unreachable": (c_int64, [c_void_p, c_int, py_object]),
+    "collector_count": (c_void_p, [c_int, c_int, c_int]),
     "release_begin": (c_void_p, [py_object, py_object, c_void_p, py_object]),
     "release_end": (None, [c_void_p]),
     "release_note": (c_int, [c_void_p, py_object]),

@@ -1,16 +1,31 @@
 """Walks over Python's objects in C: what garbage references, and who references an object."""
 
+import ctypes
 import gc
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
+from pytest_cka_memory.meters import collector
 from pytest_cka_memory.meters.blocks.library import functions
 from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER
 
 BEGIN, LATER, ALL = 0, 1, -1
 """Which objects a census looks at: those created since its begin, since the last call but one of
 :meth:`CompiledCensus.advance`, or all."""
+
+
+@cache
+def _collector_count() -> ctypes.c_int | None:
+    library = functions()
+    if not PROMOTED_TOGETHER or not hasattr(library, "collector_count"):
+        return None
+    address = library.collector_count(*gc.get_threshold())
+    return None if address is None else ctypes.c_int.from_address(address)
+
+
+collector.find_count = _collector_count
 
 
 class CompiledCensus:

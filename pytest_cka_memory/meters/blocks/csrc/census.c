@@ -114,6 +114,14 @@ static int is_as_described(const Generation *generations, const int thresholds[G
     return 1;
 }
 
+/* Return the collector's lists, which a new list is in; NULL if they are not as described above. */
+static Generation *generations_with(Object newest, const int thresholds[GENERATIONS]) {
+    /* The newest object is the last of the first generation. */
+    Generation *generations = (Generation *)after(link_of(newest));
+    if (before(&generations->link) != link_of(newest)) return NULL;
+    return is_as_described(generations, thresholds) ? generations : NULL;
+}
+
 /* Begin a census of the objects that are created from now on. The arguments are those that
    gc.get_threshold() returns. NULL if the collector's lists are not as described above, or with an
    exception if there is no memory. */
@@ -121,19 +129,23 @@ EXPORT Census *census_begin(int first, int second, int third) {
     const int thresholds[GENERATIONS] = {first, second, third};
     Census *census = calloc(1, sizeof *census);
     if (!census) return no_memory(), NULL;
-    Object moment = py.List_New(0);
-    if (!moment) {
-        free(census);
-        return NULL;
-    }
-    census->moments[0] = moment; /* the newest object is the last of the first generation */
-    census->generations = (Generation *)after(link_of(moment));
-    if (before(&census->generations->link) == link_of(moment) &&
-        is_as_described(census->generations, thresholds))
-        return census;
-    py._DecRef(moment);
+    census->moments[0] = py.List_New(0);
+    census->generations = census->moments[0] ? generations_with(census->moments[0], thresholds) : NULL;
+    if (census->generations) return census;
+    if (census->moments[0]) py._DecRef(census->moments[0]);
     free(census);
     return NULL;
+}
+
+/* Return where the collector counts the objects that were created since it ran: above the threshold,
+   it runs. Arguments and result NULL are those of census_begin. */
+EXPORT int *collector_count(int first, int second, int third) {
+    const int thresholds[GENERATIONS] = {first, second, third};
+    Object newest = py.List_New(0);
+    if (!newest) return NULL;
+    Generation *generations = generations_with(newest, thresholds);
+    py._DecRef(newest);
+    return generations ? &generations->count : NULL;
 }
 
 EXPORT void census_end(Census *census) {
