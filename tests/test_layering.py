@@ -44,7 +44,8 @@ PICTURES = {
         stored_comparison          gate
         stored
         comparison
-        running        result
+        running
+        result
         data           masks       plots       indexing    result_file
         samples
         capture        functional  layer_ticks
