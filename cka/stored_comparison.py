@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -273,8 +273,8 @@ def _scales(features: StoredFeatures) -> dict[str, Tensor]:
     """Return the reciprocal standard deviation (p,) of each feature of each layer; 0 if it is 0."""
     sums: dict[str, list[Tensor]] = {}
     starts: dict[str, Tensor] = {}
-    for batch in _batches(features):
-        for label, rows in batch.items():
+    for number in range(len(features.batch_sizes)):
+        for label, rows in features.batch(number).items():
             # Differences from the first sample, so that a large offset costs no digits.
             start = starts.setdefault(label, rows[0].double())
             wide = rows.double() - start
@@ -293,7 +293,3 @@ def _scales(features: StoredFeatures) -> dict[str, Tensor]:
         known = variance > 1e-14 * (second / count)
         scales[label] = torch.where(known, variance.clamp(min=0).rsqrt(), 0).float()
     return scales
-
-
-def _batches(features: StoredFeatures) -> Iterator[dict[str, Tensor]]:
-    return (features.batch(number) for number in range(len(features.batch_sizes)))

@@ -28,7 +28,6 @@ PICTURES = {
     "emulated_cuda": """
         __main__
         running        site           smi           estimating     replaying
-        reserve_range
         loading
         activation
         triton
