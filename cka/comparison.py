@@ -17,7 +17,14 @@ from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data import Counting, batch_count, batch_tuples, check_loader, sample_count, shuffles
 from cka.errors import CKAError, CKAWarning, SettingError
 from cka.functional.hsic import HSICEstimator
-from cka.functional.kernels import RBF, Kernel, check_linear, linear_gram, resolve_kernel
+from cka.functional.kernels import (
+    RBF,
+    Kernel,
+    check_linear,
+    kernel_name,
+    linear_gram,
+    resolve_kernel,
+)
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
 from cka.masks import Mask, check_masks
@@ -44,7 +51,7 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
-from cka.running.run import Outcome, Resamples, Run, SimultaneousRuns
+from cka.running.run import Outcome, Provenance, Resamples, Run, SimultaneousRuns
 from cka.samples import SampleRule, Samples
 
 
@@ -200,9 +207,7 @@ class CKA:
         self._kernel = resolve_kernel(kernel)
         if self._estimator == "sampled_neurons":
             check_linear(self._kernel)
-        self._kernel_name = (
-            kernel if isinstance(kernel, str) else getattr(kernel, "__name__", None) or repr(kernel)
-        )
+        self._kernel_name = kernel_name(kernel)
         self._part_size = hsic_batch_size
         self._reader = OutputReader(pooling or "flatten", pick)
         self._inputs = InputSettings(
@@ -285,31 +290,19 @@ class CKA:
             )
         self._reader.check_resamples(null, bootstrap)
         resamples = Resamples.checked(null, bootstrap, generator, self._estimator, self._measure)
-        (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, resamples)
-        for message in outcome.warnings:
+        ((result, messages),) = self._run(self._models, [(0, 1)], loaders, progress, resamples)
+        for message in messages:
             warnings.warn(message, CKAWarning, stacklevel=2)
-        first, second = self._models
-        return self._result(first, second, outcome, len(loaders))
+        return result
 
-    def _result(
-        self, first: ComparedModel, second: ComparedModel, outcome: Outcome, loaders: int
-    ) -> CKAResult:
-        return CKAResult(
-            matrix=outcome.matrix,
-            standard_error=outcome.standard_error,
-            sums=outcome.sums if self._estimator != "exact" else None,
-            calibration=outcome.calibration,
-            confidence=outcome.confidence,
-            model1_layers=outcome.rows,
-            model2_layers=outcome.columns,
-            model1_name=first.name,
-            model2_name=second.name,
-            samples=outcome.samples,
-            batches=outcome.batches,
+    def _provenance(self, first: ComparedModel, second: ComparedModel, loaders: int) -> Provenance:
+        return Provenance(
+            first.name,
+            second.name,
+            self_comparison=first.module is second.module and loaders == 1 and self._one_mask,
             estimator=self._estimator,
             kernel=self._kernel_name,
             measure="cka" if self._measure is None else self._measure.name,
-            self_comparison=first.module is second.module and loaders == 1 and self._one_mask,
         )
 
     def _run(
@@ -344,6 +337,7 @@ class CKA:
                     runners if len(runners) == 1 else [runners[first], runners[second]],
                     (models[first].selection, models[second].selection),
                     estimator,
+                    self._provenance(models[first], models[second], len(loaders)),
                     over_ranks=self._over_ranks,
                     resamplings=resampled,
                     counting=self._counting,

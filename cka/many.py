@@ -280,9 +280,7 @@ class _ComparisonOfMany(CKA):
             warnings.warn(message, CKAWarning, stacklevel=3)
         return CKAResults(
             {
-                (models[first].name, models[second].name): self._result(
-                    models[first], models[second], outcome, loaders=1
-                )
+                (models[first].name, models[second].name): outcome.result
                 for (first, second), outcome in zip(numbers, outcomes, strict=True)
             }
         )

@@ -45,7 +45,11 @@ class SampleRule:
             self._names = (samples,)
         elif isinstance(samples, int) and not isinstance(samples, bool) and samples >= 0:
             self._axis = samples
-        elif isinstance(samples, (list, tuple)) and samples and all(map(_is_text, samples)):
+        elif (
+            isinstance(samples, (list, tuple))
+            and samples
+            and all(isinstance(name, str) for name in samples)
+        ):
             self._names = tuple(samples)
         elif callable(samples):
             self._count = samples
@@ -169,10 +173,6 @@ def _has_a_list(named: Mapping[str, Tensor]) -> bool:
         if name.endswith("]"):
             lists.setdefault(name.rpartition("[")[0], []).append(tensor.ndim)
     return any(len(each) > 1 and len(set(each)) == 1 for each in lists.values())
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _may_be_a_list_of_samples(batch: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +14,14 @@ from cka.capture.hooks import PassRecord
 from cka.capture.layers import Call, Selection, format_labels
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.functional.hsic import HSICEstimator
-from cka.functional.kernels import Kernel, resolve_kernel
+from cka.functional.kernels import Kernel, kernel_name, resolve_kernel
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
 from cka.result import CKAResult
 from cka.running.estimators import Estimator, Measurement, Minibatch, check_settings
 from cka.running.exact import Exact, ExactNeighbours
 from cka.running.rows import Rows
-from cka.running.run import Outcome, Resamples, Run
+from cka.running.run import Provenance, Resamples, Run
 from cka.stored import StoredFeatures
 
 
@@ -194,6 +194,7 @@ def compare_stored(
                 sides,
                 selections,
                 estimators[-1],
+                _provenance(several[first], several[second], settings),
                 over_ranks=False,
                 resamplings=of_pair,
                 counting=None,
@@ -215,12 +216,8 @@ def compare_stored(
             for (first, second), run in zip(pairs, runs, strict=True):
                 run.add([records[first], records[second]])
         outcomes = [run.outcome() for run in runs]
-    results = [
-        _result(several[first], several[second], outcome, settings)
-        for (first, second), outcome in zip(pairs, outcomes, strict=True)
-    ]
     messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
-    return results, list(messages)
+    return [outcome.result for outcome in outcomes], list(messages)
 
 
 def _check_padding(several: Sequence[StoredFeatures], number: int) -> None:
@@ -239,26 +236,16 @@ def _check_padding(several: Sequence[StoredFeatures], number: int) -> None:
             )
 
 
-def _result(
-    first: StoredFeatures, second: StoredFeatures, outcome: Outcome, settings: StoredSettings
-) -> CKAResult:
-    kernel, neighbours = settings.kernel, settings.neighbours
-    return CKAResult(
-        matrix=outcome.matrix,
-        standard_error=outcome.standard_error,
-        sums=outcome.sums if settings.checked_estimator != "exact" else None,
-        calibration=outcome.calibration,
-        confidence=outcome.confidence,
-        model1_layers=outcome.rows,
-        model2_layers=outcome.columns,
-        model1_name=first.name,
-        model2_name=second.name,
-        samples=outcome.samples,
-        batches=outcome.batches,
-        estimator=settings.checked_estimator,
-        kernel=kernel if isinstance(kernel, str) else repr(kernel),
-        measure="cka" if neighbours is None else neighbours.name,
+def _provenance(
+    first: StoredFeatures, second: StoredFeatures, settings: StoredSettings
+) -> Provenance:
+    return Provenance(
+        first.name,
+        second.name,
         self_comparison=first.folder == second.folder,
+        estimator=settings.checked_estimator,
+        kernel=kernel_name(settings.kernel),
+        measure="cka" if settings.neighbours is None else settings.neighbours.name,
     )
 
 
@@ -286,8 +273,8 @@ def _scales(features: StoredFeatures) -> dict[str, Tensor]:
     """Return the reciprocal standard deviation (p,) of each feature of each layer; 0 if it is 0."""
     sums: dict[str, list[Tensor]] = {}
     starts: dict[str, Tensor] = {}
-    for batch in _batches(features):
-        for label, rows in batch.items():
+    for number in range(len(features.batch_sizes)):
+        for label, rows in features.batch(number).items():
             # Differences from the first sample, so that a large offset costs no digits.
             start = starts.setdefault(label, rows[0].double())
             wide = rows.double() - start
@@ -306,7 +293,3 @@ def _scales(features: StoredFeatures) -> dict[str, Tensor]:
         known = variance > 1e-14 * (second / count)
         scales[label] = torch.where(known, variance.clamp(min=0).rsqrt(), 0).float()
     return scales
-
-
-def _batches(features: StoredFeatures) -> Iterator[dict[str, Tensor]]:
-    return (features.batch(number) for number in range(len(features.batch_sizes)))

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import outside_reserve, reserve_range, torch_versions
+from emulated_cuda import outside_reserve, torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records
@@ -74,8 +74,8 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
     for process in processes:
         for device in process.devices:
             yield _line(process, device)
-            if reserve_range.differs(device):
-                yield reserve_range.line(device)
+            if device.depends_on_events:
+                yield _reserve_range(device)
             if device.ran_out and device.refusal is not None:
                 yield _why(device.index, device.refusal)
             if _reserves_much_more(process, device):
@@ -85,6 +85,17 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
                     "or too far apart to be used again: PYTORCH_ALLOC_CONF=expandable_segments:"
                     "True, without max_split_size_mb, lets the allocator join them"
                 )
+
+
+def _reserve_range(device: DeviceUse) -> str:
+    """Return what the reserve is at least, is expected to be, and is at most."""
+    late = device.late_reserved_bytes or 0
+    lower, upper = sorted((late, device.reserved_bytes))
+    return (
+        f"on cuda:{device.index} the reserve depends on when the card is done with what other "
+        f"streams use: at least {_mb(lower)}, expected {_mb(device.reserved_bytes)}, at most "
+        f"{_mb(upper)}"
+    )
 
 
 _USUAL_FACTOR = 2
@@ -242,7 +253,7 @@ def main(arguments: Sequence[str]) -> int:
         process, status = _run(command, environment)
         processes = records.read(folder, {process: status})
     if options.reserve_range:
-        processes = reserve_range.with_late(processes, late)
+        processes = records.with_late_reserves(processes, late)
     for line in lines(processes):
         print(f"{PREFIX}{line}", file=sys.stderr)
     if options.json is not None:

@@ -65,9 +65,14 @@ def run(
 
 
 def run_pytest(*options: str) -> pytest.RunResult:
-    """Run pytest in this folder, that of a `pytester`; returns what its methods return."""
+    """Run pytest in this folder, that of a `pytester`; returns what its methods return.
+
+    What the session starts with `sys.executable` is forked, too, such as the process in which the
+    controller of xdist's workers looks for a device.
+    """
     start_s = time.perf_counter()
-    done = run(["pytest", f"--basetemp={Path.cwd().with_name('of-forked')}", *options])
+    words = ["pytest", f"--basetemp={Path.cwd().with_name('of-forked')}", *options]
+    done = run(words, with_children=True)
     for text, stream in ((done.stdout, sys.stdout), (done.stderr, sys.stderr)):
         print(text, file=stream)  # shown if the test fails
     outputs = done.stdout.splitlines(), done.stderr.splitlines()

@@ -91,6 +91,13 @@ def _become(asked: dict, streams: list[int]) -> None:  # type: ignore[type-arg]
             os.dup2(stream, target)
             os.close(stream)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has replaced it
+        # Those of the server take a pipe for the file that it writes to.
+        for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+            stream = open(  # noqa: SIM115
+                number, "w", 1, encoding=sys.stdout.encoding, errors=errors, closefd=False
+            )
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
         words = ["python", *[word for word in asked["arguments"] if word != "-u"]]
         status = forked_processes.command(words, asked["folder"], asked["environment"])
     except SystemExit as error:

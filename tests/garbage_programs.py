@@ -90,8 +90,10 @@ def run(step: Callable[[torch.Tensor], None], values: Iterable[torch.Tensor]) ->
 def no_automatic_collections() -> Iterator[None]:
     """Leave garbage uncollected in the block, so that its levels are the same in each run.
 
-    What exists before is frozen, so that collections of the block itself take no time.
+    What exists before is frozen, so that collections of the block itself take no time. It stays
+    frozen if the imports were: to thaw them would make all later collections slow.
     """
+    has_frozen_imports = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -99,5 +101,6 @@ def no_automatic_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        if not has_frozen_imports:
+            gc.unfreeze()
         gc.collect()

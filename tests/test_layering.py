@@ -28,7 +28,6 @@ PICTURES = {
     "emulated_cuda": """
         __main__
         running        site           smi           estimating     replaying
-        reserve_range
         loading
         activation
         triton
@@ -44,7 +43,8 @@ PICTURES = {
         stored_comparison          gate
         stored
         comparison
-        running        result
+        running
+        result
         data           masks       plots       indexing    result_file
         samples
         capture        functional  layer_ticks

@@ -161,7 +161,7 @@ class Prober:
             each for each in fitting if each == mask.name or each.rpartition(".")[2] == mask.name
         }
         is_decoder = name == "decoder"
-        candidates = [each for each in fitting if _is_of_decoder(each) == is_decoder]
+        candidates = [each for each in fitting if _last(each).startswith(_DECODER) == is_decoder]
         inputs = [each for each in candidates if each not in own and "mask" not in each]
         if name in fitting:
             main = [each for each in candidates if each == name or each.startswith(f"{name}_")]
@@ -276,10 +276,6 @@ def _half(tokens: int) -> int:
 
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _is_of_decoder(name: str) -> bool:
-    return _last(name).startswith(_DECODER)
 
 
 def _usual_positions(each: InputOf) -> list[int]:

@@ -357,6 +357,11 @@ def resolve_kernel(kernel: str | Kernel) -> Kernel:
     )
 
 
+def kernel_name(kernel: str | Kernel) -> str:
+    """Return the name under which a result shows a kernel: for a function, that of the function."""
+    return kernel if isinstance(kernel, str) else getattr(kernel, "__name__", None) or repr(kernel)
+
+
 def check_linear(kernel: Kernel) -> None:
     """Check that a kernel is the linear one, which "sampled_neurons" requires.
 

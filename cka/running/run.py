@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection
@@ -15,7 +14,7 @@ from cka.capture.outputs import LeftOut
 from cka.capture.structures import named_tensors, shapes_of, tensors_in
 from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
-from cka.functional.distributions import Calibration, Confidence, calibrate, confidence
+from cka.functional.distributions import calibrate, confidence
 from cka.functional.neighbours import Measure, kinds_of
 from cka.functional.precision import gram_dtype, sum_dtype
 from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
@@ -30,6 +29,7 @@ from cka.functional.sums import (
     with_exponents,
     zero_sums,
 )
+from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.lockstep import Batches, Lockstep
@@ -119,27 +119,22 @@ class ResamplingsOfPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Provenance:
+    """What a result says of the models and the settings that it comes from."""
+
+    model1_name: str
+    model2_name: str
+    self_comparison: bool
+    """Whether both are one model, on the same data."""
+    estimator: str
+    kernel: str
+    measure: str
+
+
+class Outcome(NamedTuple):
     """The result of a comparison, and the warnings for the user."""
 
-    matrix: Tensor
-    """CKA, (L1, L2), on the CPU."""
-    standard_error: Tensor
-    """Standard error over batches, (L1, L2), on the CPU."""
-    rows: list[str]
-    """L1 labels."""
-    columns: list[str]
-    """L2 labels."""
-    samples: int
-    """Number of samples used."""
-    batches: int
-    """Number of batches used."""
-    calibration: Calibration | None
-    """What CKA would be by chance; None if not asked for."""
-    sums: Sums
-    """The sums over batches that gave the matrix, on the CPU, so that results can be added."""
-    confidence: Confidence | None
-    """How much CKA would vary with other samples; None if not asked for."""
+    result: CKAResult
     warnings: list[str]
     """What was left out or is NaN, and why."""
 
@@ -152,6 +147,7 @@ class Run:
         runners: Sequence[RowsOfModel],
         selections: tuple[Selection, Selection],
         estimator: Estimator,
+        provenance: Provenance,
         *,
         over_ranks: bool,
         resamplings: ResamplingsOfPair,
@@ -163,6 +159,7 @@ class Run:
             runners: the runner of one model, compared with itself, or of two.
             selections: the layers of the rows' and of the columns' model.
             estimator: gets the measurements.
+            provenance: what the result says of the models and settings.
             over_ranks: whether the sums of all ranks of ``torch.distributed`` are added.
             resamplings: the same that the estimator adds to; their sums are read here.
             counting: says how many samples a batch has; None if :meth:`skips` is not called.
@@ -176,7 +173,7 @@ class Run:
         self._skipped_sizes: list[int] = []
         self._runners = runners
         self._selections = selections
-        self._estimator = estimator
+        self._estimator, self._provenance = estimator, provenance
         self._over_ranks = over_ranks
         self._result_dtype = torch.float32
         self._device = torch.device("cpu")
@@ -330,18 +327,20 @@ class Run:
             for rows, order in zip(rows_of_models, orders, strict=True)
         ]
         warnings += nan_warnings(labels, [selected.self1, selected.self2])
-        return Outcome(
+        result = CKAResult(
             matrix=matrix.to("cpu", self._result_dtype),
             standard_error=error.to("cpu", self._result_dtype),
-            rows=labels[0],
-            columns=labels[1],
+            model1_layers=labels[0],
+            model2_layers=labels[1],
             samples=self.samples,
             batches=self.batches,
-            sums=sums_on_cpu(selected),
+            # The sums of all samples at once cannot be added to those of others.
+            sums=None if self._provenance.estimator == "exact" else sums_on_cpu(selected),
             calibration=calibration,
             confidence=intervals,
-            warnings=warnings,
+            **asdict(self._provenance),
         )
+        return Outcome(result, warnings)
 
     def _warnings(self) -> list[str]:
         """Return warnings about layers and batches that were left out."""

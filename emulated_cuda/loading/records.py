@@ -13,9 +13,9 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,8 @@ _FIGURES = struct.Struct("QQ")
 _STATUS = struct.Struct("qq")
 """What follows there: whether the process has called ``exit``, and with which status."""
 STILL_RUNS = "still running"
+_SMALL_SHARE = 0.01
+"""A reserve that differs by less, whenever events come, is shown as one number."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,14 @@ class DeviceUse:
     late_reserved_bytes: int | None = None
     """The most that was in use if events come as late as they may; None if that was not run."""
 
+    @property
+    def depends_on_events(self) -> bool:
+        """Whether a run with late events had another reserve, by more than 1 %."""
+        late = self.late_reserved_bytes
+        return late is not None and (
+            abs(late - self.reserved_bytes) > _SMALL_SHARE * self.reserved_bytes
+        )
+
 
 @dataclass(frozen=True)
 class ProcessUse:
@@ -92,6 +102,33 @@ class ProcessUse:
     def usable_bytes(self) -> int:
         """What the card has for a program, less its CUDA context."""
         return self.total_bytes - CONTEXT_BYTES
+
+
+def with_late_reserves(
+    processes: Sequence[ProcessUse], late: Sequence[ProcessUse]
+) -> list[ProcessUse]:
+    """Return the processes with the reserves that they had in another run, with late events.
+
+    They are matched by rank, program and order of start.
+    """
+    left = list(late)
+    matched = []
+    for process in processes:
+        same = next(
+            (p for p in left if (p.rank, p.program) == (process.rank, process.program)), None
+        )
+        if same is not None:
+            left.remove(same)
+            reserved = {device.index: device.reserved_bytes for device in same.devices}
+            process = replace(
+                process,
+                devices=tuple(
+                    replace(device, late_reserved_bytes=reserved.get(device.index))
+                    for device in process.devices
+                ),
+            )
+        matched.append(process)
+    return matched
 
 
 def write_at_exit(library: Library, card: Card, total_bytes: int) -> None:

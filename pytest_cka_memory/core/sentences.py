@@ -173,7 +173,7 @@ def sentence(record: RegionRecord, figure: str) -> str:
     if not holdings:
         return f"nothing that is live explains {format_with_unit(total)}{per_batch}: {_NOT_LIVE}"
     text = f"explains {_of(known, total)}{per_batch}"
-    if _is_all(known, total):
+    if known >= 0.995 * total:
         return text
     if figure.startswith("reserved"):
         return f"{text}; {_NOT_IN_USE}"
@@ -210,7 +210,3 @@ def _of(part: float, whole: float) -> str:
     small, large = format_with_unit(part), format_with_unit(whole)
     number, _, unit = small.partition(" ")
     return f"{number} of {large}" if unit == large.partition(" ")[2] else f"{small} of {large}"
-
-
-def _is_all(part: float, whole: float) -> bool:
-    return part >= 0.995 * whole

@@ -122,7 +122,8 @@ def renames(
     after = _by_signature({k: f for k, f in measured.items() if k.nodeid not in known})
     found: dict[str, str] = {}
     for signature, left in before.items():
-        found |= _pairs(left, after.get(signature, []), any(_sizes(signature)))
+        has_sizes = any(size for _, figures in signature for _, size in figures)
+        found |= _pairs(left, after.get(signature, []), has_sizes)
     return found
 
 
@@ -144,10 +145,6 @@ def _by_signature(entries: Mapping[BaselineKey, Figures]) -> dict[_Signature, li
     for nodeid, signature in regions.items():
         found.setdefault(frozenset(signature), []).append(nodeid)
     return found
-
-
-def _sizes(signature: _Signature) -> Iterator[int]:
-    return (size for _, figures in signature for _, size in figures if size)
 
 
 def _pairs(before: Iterable[str], after: Iterable[str], has_sizes: bool) -> dict[str, str]:

@@ -5,14 +5,13 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import advice_page
+import forked_processes
 import pytest
 from advice_table import CARD, COMMANDS, CPU, ELSEWHERE, ROWS, TENSORS
 
@@ -97,18 +96,14 @@ def run_session(device: str, folder: Path) -> Mapping[str, Outcome]:
         environment.update(CKA_MEMORY_NATIVE="0")
     options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:asyncio", "-W", "ignore"]
     junit = folder / "programs.xml"
-    run = subprocess.run(
+    run = forked_processes.run(
         [
-            *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={FOLDER}", *options),
+            *("pytest", "-c", os.devnull, f"--rootdir={FOLDER}", *options),
             f"--cka-memory-device={CARD if device == CARD else CPU}",
             *(f"--junitxml={junit}", "session_programs.py"),
         ],
-        env=environment,
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+        environment=environment,
+        folder=FOLDER,
     )
     assert run.returncode in (0, 1), run.stdout + run.stderr
     return {

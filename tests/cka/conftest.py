@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import forked_processes
 import pytest
 from torch import nn
 
@@ -50,12 +51,18 @@ def count_passes() -> Callable[[nn.Module], list[int]]:
 
 
 @pytest.fixture
-def run_python() -> Callable[[str], str]:
-    """Return a function that runs code in a new process and returns its standard output."""
+def run_python() -> Callable[..., str]:
+    """Return a function that runs code in a new process and returns its standard output.
 
-    def run(code: str) -> str:
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True)
+    It is a new interpreter, or a process that has imported torch already (``forked=True``).
+    """
+
+    def run(code: str, *, forked: bool = False) -> str:
+        if forked:
+            done = forked_processes.run(["python", "-c", code])
+        else:
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -117,7 +117,7 @@ def test_settings_are_restored_after_an_exception() -> None:
     assert settings() == before
 
 
-def test_comparison_emits_no_warning(run_python: Callable[[str], str]) -> None:
+def test_comparison_emits_no_warning(run_python: Callable[..., str]) -> None:
     """Reading the legacy setting warns in torch 2.9, and a user may turn warnings into errors."""
     code = """
 import warnings
@@ -127,7 +127,7 @@ warnings.simplefilter("error")
 model = torch.nn.Linear(4, 4)
 CKA(model, model).compare([torch.randn(8, 4)], progress=False)
 """
-    run_python(code)
+    run_python(code, forked=True)
 
 
 def test_autocast_does_not_apply_to_a_kernel() -> None:

@@ -46,6 +46,19 @@ def test_stored_features_give_the_result_of_a_comparison(tmp_path):
     torch.testing.assert_close(found.confidence.low, expected.confidence.low)
 
 
+def test_result_of_folders_has_the_name_of_a_function_as_kernel(tmp_path):
+    """It is that of the function, as in a comparison of the models, and not its address."""
+
+    def outer_product(rows):
+        return rows @ rows.T
+
+    model, batches = mlp(), batches_of(16)
+    saved(tmp_path, model, batches)
+    found = compare_features(tmp_path, tmp_path, kernel=outer_product)
+    expected = CKA(model, device="cpu", kernel=outer_product).compare(batches, progress=False)
+    assert found.kernel == expected.kernel == "outer_product"
+
+
 def test_half_of_the_space_costs_three_digits(tmp_path):
     """bfloat16 rounds features by up to 0.4 %, and CKA of these networks by less than 1e-3."""
     model, batches = mlp(), batches_of(64, 64)

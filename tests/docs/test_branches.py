@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked_processes
 import pytest
 from docs_pages import ROOT, Block, blocks, commands
 from docs_session import git
@@ -39,7 +40,7 @@ class Runner:
         for made in (self.temporary, programs):
             made.mkdir()
         for name, text in (
-            ("python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'),
+            ("python", f'#!/bin/sh\nexec {shlex.quote(forked_processes.interpreter())} "$@"\n'),
             ("gh", RECORDER),
         ):
             (programs / name).write_text(text, "utf-8")

@@ -16,7 +16,7 @@ print("all ran")
 """
 
 
-@pytest.mark.parametrize("card", ["rtx4090", "l40", "h100"])
+@pytest.mark.parametrize("card", ["rtx4090", "h100"])
 def test_kernels_that_cub_launches_run_on_each_card(python, tmp_path, card):
     """Compute capability 8.9 has no kernels of its own in torch's wheels, so those of 8.6 run."""
     program = tmp_path / "rows.py"

@@ -330,29 +330,32 @@ print("site of the user", "torch" in sys.modules, len([p for p in sys.path if "u
 """
 
 
-def test_sitecustomize_of_the_user_still_runs(emulated, tmp_path):
-    """A user's sitecustomize still runs, although Python imports only the first on its path."""
-    folder = tmp_path / "user"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(CUSTOM_SITE, encoding="utf-8")
-    source = "import sitecustomize, torch; print(sitecustomize.__file__, torch.cuda.is_available())"
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    run = emulated(source, new=True, PYTHONPATH=path)
-    assert run.stdout.splitlines()[-2:] == [
-        "site of the user False 1",
-        f"{folder / 'sitecustomize.py'} True",
-    ], run.stderr
-
-
-def test_program_that_loads_another_card_itself_has_that_one(emulated):
-    """The card that a program loads itself has priority over that of the command line."""
-    source = """
+OWN_CARD = """
+import sitecustomize, sys
+assert "emulated_cuda" in sys.modules and "torch" not in sys.modules
 import emulated_cuda
 emulated_cuda.load("t4")
 import torch
-print(torch.cuda.get_device_name())
+print(sitecustomize.__file__, torch.cuda.get_device_name())
 """
-    assert emulated(source, "--card", "h100", new=True).stdout == "Tesla T4\n"
+
+
+def test_sitecustomize_of_the_user_still_runs_and_the_program_may_load_another_card(
+    emulated, tmp_path
+):
+    """A user's sitecustomize still runs, although Python imports only the first on its path.
+
+    The card that a program loads itself has priority over that of the command line.
+    """
+    folder = tmp_path / "user"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(CUSTOM_SITE, encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    run = emulated(OWN_CARD, "--card", "h100", new=True, PYTHONPATH=path)
+    assert run.stdout.splitlines()[-2:] == [
+        "site of the user False 1",
+        f"{folder / 'sitecustomize.py'} Tesla T4",
+    ], run.stderr
 
 
 OUTLIVES = """

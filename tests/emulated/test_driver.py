@@ -191,6 +191,7 @@ graph.debug_dump(sys.argv[1])
 @pytest.mark.skipif(find_spec("cuda") is None, reason="cuda.bindings is not installed")
 def test_debug_dump_has_a_node_for_each_piece_of_work(python, tmp_path):
     """``CUDAGraph.debug_dump`` writes a file for Graphviz, with the nodes in their order."""
+    # A new interpreter: the names of kernels are known if torch is imported after the device.
     run = python("-c", DUMP, str(tmp_path / "graph.dot"))
     assert run.returncode == 0, run.stderr
     text = (tmp_path / "graph.dot").read_text()

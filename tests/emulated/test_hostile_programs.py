@@ -11,7 +11,7 @@ NAMES = [*hostile_programs.ON_BOTH, *hostile_programs.ON_CARD]
 @pytest.fixture(scope="module")
 def outcomes(python) -> dict[str, str]:
     """Return what each program printed, all of which run in one process."""
-    run = python("-m", "hostile_programs", PYTHONPATH=str(Path(__file__).parent))
+    run = python("-m", "hostile_programs", forked=True, PYTHONPATH=str(Path(__file__).parent))
     lines = [line.partition(": ") for line in run.stdout.splitlines()]
     found = {name: result for name, _, result in lines}
     # What comes after the program that has ended the process did not run.

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from emulated_cuda import reserve_range, running
+from emulated_cuda import running
 from emulated_cuda.cards import CARDS
-from emulated_cuda.loading.records import DeviceUse, ProcessUse
+from emulated_cuda.loading.records import DeviceUse, ProcessUse, with_late_reserves
 
 ON_TWO_STREAMS = """
 import torch
@@ -154,7 +154,7 @@ def test_processes_are_matched_by_rank_and_program():
         device = DeviceUse(0, reserved, 0, None, None)
         return ProcessUse(1, program, rank, CARDS["t4"], 2**34, True, (device,))
 
-    found = reserve_range.with_late(
+    found = with_late_reserves(
         [process(0, "a.py", 1), process(1, "a.py", 2), process(None, "b.py", 3)],
         [process(1, "a.py", 20), process(0, "a.py", 10)],
     )

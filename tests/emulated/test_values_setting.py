@@ -65,7 +65,7 @@ print(large.cuda()[:2].cpu().tolist())
 )
 def test_without_values_large_copies_touch_no_memory(python, setting, printed):
     """Weights that nobody computes with are not read and not written; up to 1 MB is copied."""
-    assert python("-c", COPIES, setting).stdout.splitlines() == printed
+    assert python("-c", COPIES, setting, forked=True).stdout.splitlines() == printed
 
 
 COPIES_BACK = """
@@ -120,7 +120,7 @@ def test_large_copies_to_the_host_commit_only_what_was_written_on_the_device(
     What the host reads is the same as with a copy of all bytes: zeros, and pieces that were copied
     to the device, also in the memory of a file, in shared memory and in pinned memory.
     """
-    printed = python("-c", COPIES_BACK, setting).stdout.splitlines()
+    printed = python("-c", COPIES_BACK, setting, forked=True).stdout.splitlines()
     assert printed[:2] == [fresh, used]
     assert printed[2:] == ["True 131071", "1048576 0", "1048576 0", "0 0", "0"]
 

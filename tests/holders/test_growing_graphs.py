@@ -1,10 +1,9 @@
 """The tensor whose autograd graph has nodes of every batch, also if torch counts no byte of it."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import forked_processes
 import pytest
 import torch
 from torch import nn
@@ -124,7 +123,7 @@ print("freed")
 
 def test_deep_graph_can_be_freed_after_the_search() -> None:
     """In torch 2.14, to free many nodes in a row that have Python objects overflows the stack."""
-    run = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, check=False)
+    run = forked_processes.run(["python", "-c", DEEP])
     assert run.stdout == "freed\n", run.stderr
 
 

@@ -22,7 +22,7 @@ def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeyp
     """A plugin that asked torch for devices too early is named, as torch keeps the answer."""
     pytester.makepyfile(asks="import torch\nFOUND = torch.cuda.is_available()\n")
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
-    run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", subprocess=True)
+    run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", forked=True)
     run.assert_refused(
         "--cka-memory-device: the emulated CUDA device comes too late: torch was imported in this "
         "process and asked for CUDA devices",

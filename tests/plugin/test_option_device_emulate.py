@@ -3,8 +3,10 @@
 import html
 import json
 import re
+import sys
 from xml.etree import ElementTree
 
+import forked_processes
 import pytest
 import torch
 
@@ -96,14 +98,16 @@ def test_users_tests_run_on_the_emulated_card(users_session):
 
 
 STARTS_OTHERS = """
-import subprocess, sys
+import os, subprocess, sys
+
+NEW = os.environ["NEW_INTERPRETER"]  # it has no device but by its sitecustomize
 
 RANK = "import os, torch; print(torch.zeros(1, device='cuda:' + os.environ['LOCAL_RANK']).device)"
 
 
 def test_python():
     program = "import torch; print(torch.cuda.get_device_name(), torch.ones(2).cuda().sum().item())"
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "Tesla T4 2.0\\n"
+    assert subprocess.check_output([NEW, "-c", program], text=True) == "Tesla T4 2.0\\n"
 
 
 def test_torchrun(tmp_path):
@@ -114,8 +118,9 @@ def test_torchrun(tmp_path):
 
 
 def test_program_without_the_variables():
-    program = "import torch; print(torch.cuda.is_available())"
-    assert subprocess.check_output([sys.executable, "-c", program], env={}, text=True) == "False\\n"
+    program = "import sys; print('emulated_cuda' in sys.modules)"
+    assert subprocess.check_output([NEW, "-c", program], env={}, text=True) == "False\\n"
+    assert subprocess.check_output([NEW, "-c", program], text=True) == "True\\n"
 """
 
 
@@ -123,8 +128,9 @@ def test_program_without_the_variables():
 @pytest.mark.parametrize(
     ("options", "passed"), [((), 3), (("-n1", "-k", "python"), 1)], ids=["serial", "parallel"]
 )
-def test_processes_that_tests_start_have_the_device(session, options, passed):
+def test_processes_that_tests_start_have_the_device(session, monkeypatch, options, passed):
     """Processes that tests start, also by torchrun, have the device if they get the environment."""
+    monkeypatch.setenv("NEW_INTERPRETER", sys.executable)
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"
     run = session(STARTS_OTHERS, device, *options, forked=True)
     run.assert_outcomes(passed=passed)
@@ -291,15 +297,16 @@ def test_several_sessions_of_one_process_share_the_device(pytester):
             assert region.peak_increase_bytes == on_device * 2**20
         """
     )
-    run = pytester.runpython(pytester.makepyfile(main=MAIN))
-    assert [line for line in run.outlines if line.startswith("session:")] == [
+    pytester.makepyfile(main=MAIN)
+    run = forked_processes.run(["python", "main.py"])
+    assert [line for line in run.stdout.splitlines() if line.startswith("session:")] == [
         "session: emulate:cuda 0",
         "session: emulate:cuda 0",
         "session: cpu 0",
         f"session: emulate:cuda:h100 {int(pytest.ExitCode.USAGE_ERROR)}",
     ]
-    assert "--cka-memory-device: this process already emulates 1 × NVIDIA A100" in run.stderr.str()
-    assert "asked for; use one device per process\n" in run.stderr.str()
+    assert "--cka-memory-device: this process already emulates 1 × NVIDIA A100" in run.stderr
+    assert "asked for; use one device per process\n" in run.stderr
 
 
 # ---- Refusals ----

@@ -19,7 +19,7 @@ KEPT = []
 
 
 class Names(Dataset):
-    '''A million file names, of which each item reads fifty.'''
+    '''Half a million file names, of which each item reads fifty.'''
 
     def __init__(self, names):
         self.names = names
@@ -49,7 +49,7 @@ class Caching(Dataset):
 
 
 def names():
-    return [f"images/train/file {number}.png" for number in range(1_000_000)]
+    return [f"images/train/file {number}.png" for number in range(500_000)]
 
 
 def loop(cka_memory, loader, step=lambda batch: None):
