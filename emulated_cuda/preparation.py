@@ -82,7 +82,7 @@ def refuse_calls() -> None:
             namespace, _, rest = name.partition("::")
             if hasattr(getattr(torch.ops, namespace), rest):
                 library = torch.library.Library(namespace, "IMPL")
-                library.impl(rest, refuse, "CUDA", with_keyset=True, allow_override=True)
+                torch_private.put_before(library, rest, refuse, "CUDA")
                 _libraries.append(library)
 
 

@@ -6,13 +6,14 @@ those without which no values can be computed.
 
 import contextlib
 import ctypes
+import inspect
 import json
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -57,6 +58,25 @@ def unreported_overrides() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=torch_versions.OVERRIDE_WARNING.value)
         yield
+
+
+def put_before(library: Any, name: str, kernel: Any, key: str) -> None:
+    """Register a kernel that gets the dispatch keys and runs before torch's own.
+
+    Args:
+        library: of :class:`torch.library.Library`.
+        name: of the operator, without its namespace.
+        kernel: what is called.
+        key: the dispatch key.
+    """
+    library.impl(name, kernel, key, with_keyset=True, **_override_arguments())
+
+
+@cache
+def _override_arguments() -> Mapping[str, bool]:
+    # Torch before 2.8 has no such argument, and no check that it would switch off.
+    named = inspect.signature(torch.library.Library.impl).parameters
+    return {"allow_override": True} if "allow_override" in named else {}
 
 
 def schema_of(operator: Any) -> Any:

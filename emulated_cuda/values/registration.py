@@ -138,7 +138,7 @@ def register_all() -> None:
             if kernel is not None:
                 torch_private.never_compiled(kernel)
                 namespace, _, rest = name.partition("::")
-                _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
+                torch_private.put_before(_library(namespace), rest, kernel, key)
 
 
 def _other_kernel(key: str, name: str) -> Kernel | None:

@@ -6,15 +6,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from emulated_cuda import outside_reserve
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.errors import DeviceError, ReportError
 from pytest_cka_memory.meters.device_names import EMULATED
 from pytest_cka_memory.reports import cards as tables
 from pytest_cka_memory.reports.cards import (
     FAILED,
+    FITS,
     OUT_OF_MEMORY,
     CardUse,
     uses_of,
@@ -109,4 +112,13 @@ def _session(card: str, device: str, arguments: Sequence[str]) -> list[CardUse]:
             )
         usable_bytes = CARDS[card].total_bytes - CONTEXT_BYTES
         tests = ended_tests.read(ended)
-        return uses_of(card, usable_bytes, read(report).results, tests.messages, tests.largest)
+        uses = uses_of(card, usable_bytes, read(report).results, tests.messages, tests.largest)
+        return [replace(use, condition=_condition(use)) for use in uses]
+
+
+def _condition(use: CardUse) -> str:
+    """Return under which condition a test fits its card; empty if there is none."""
+    if use.result != FITS:
+        return ""
+    card = CARDS[use.card]
+    return outside_reserve.condition(card, card.total_bytes - use.reserved_bytes)

@@ -112,8 +112,8 @@ _ROWS = (
     Marker(
         "fits",
         'fits("t4", "a10")',
-        "the peak must fit the memory of each of `cards`; measured on another device, that is an "
-        "estimate.",
+        "the peak must fit the memory of each of `cards`, less 512 MB or `beside`; measured on "
+        "another device, that is an estimate.",
         f"{_LIMITS}:fits",
     ),
     Marker(

@@ -5,7 +5,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES
+from emulated_cuda import outside_reserve
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
 from pytest_cka_memory.core.growth import PROCESS_WARMUP
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
@@ -251,31 +252,52 @@ def flat_process_per_batch(
     return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
 
 
-def fits(*cards: object) -> FitsCards:
+def fits(*cards: object, beside: object = None) -> FitsCards:
     """Return a limit on the peak: it must fit the memory of each card.
 
     Args:
         cards: names of cards that can be emulated.
+        beside: what is kept free of a card's memory for the CUDA context, loaded kernels and
+            libraries, in MB or as a text with a unit; ``"seen"`` for the most that processes on
+            such cards were seen to have. By default 512 MB, the least that an emulated card keeps.
 
     Returns:
-        The limit; of a card's memory, 512 MB are its CUDA context's.
+        The limit.
 
     Raises:
         LimitError: if a card is not known, or none is named.
+        SizeError: if `beside` is neither ``"seen"`` nor a valid size.
 
     Example:
         >>> fits("t4", "a10").text
         "fits('t4', 'a10')"
+        >>> [card.usable_bytes // 2**20 for card in fits("h100", beside="700 MB").cards]
+        [80383]
     """
     unknown = [name for name in cards if name not in CARDS]
     if unknown or not cards:
         wrong = f"unknown card {unknown[0]!r}" if unknown else "no card is named"
         raise LimitError(f"{wrong}; write names from {', '.join(CARDS)}, e.g. fits('t4', 'a10')")
     known = [CARDS[str(name)] for name in dict.fromkeys(cards)]
+    given = "" if beside is None else f", beside={beside!r}"
     return FitsCards(
-        f"fits({', '.join(repr(card.name) for card in known)})",
-        tuple(CardMemory(card.name, card.total_bytes, CONTEXT_BYTES) for card in known),
+        f"fits({', '.join(repr(card.name) for card in known)}{given})",
+        tuple(_memory_of(card, beside) for card in known),
     )
+
+
+def _memory_of(card: Card, beside: object) -> CardMemory:
+    """Return the memory of a card, of which this much is kept free.
+
+    Raises:
+        SizeError: if that is neither ``"seen"`` nor a valid size.
+    """
+    seen = outside_reserve.range_of(card)
+    if beside is None:
+        kept = CONTEXT_BYTES
+    else:
+        kept = max(CONTEXT_BYTES, seen[1]) if beside == "seen" else megabytes(beside)
+    return CardMemory(card.name, card.total_bytes, kept, seen)
 
 
 def _tolerance_and_text(

@@ -225,13 +225,15 @@ class CardMemory:
 
     name: str
     total_bytes: int
-    context_bytes: int
-    """What the CUDA context takes of it, so that torch's allocator cannot."""
+    beside_bytes: int
+    """What is kept free beside the allocator: the CUDA context, loaded kernels, libraries."""
+    seen_bytes: tuple[int, int] = (0, 0)
+    """The least and the most that processes had beside it on such cards, as others published."""
 
     @property
     def usable_bytes(self) -> int:
-        """What torch's allocator can have."""
-        return self.total_bytes - self.context_bytes
+        """What torch's allocator may have."""
+        return self.total_bytes - self.beside_bytes
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class FitsCards(Limit):
         found = "; ".join(_words(card, record.peak_bytes) for card in self.cards)
         message = (
             f"peak {format_exact(record.peak_bytes)}, without the CUDA context of "
-            f"{format_with_unit(smallest.context_bytes)}: {found}. This is an estimate from the "
+            f"{format_with_unit(smallest.beside_bytes)}: {found}. This is an estimate from the "
             "peak on the measured device"
         )
         return Breach(self.text, smallest.usable_bytes, record.peak_bytes, message, "peak_bytes")
@@ -262,8 +264,11 @@ def _words(card: CardMemory, peak_bytes: int) -> str:
     room = card.usable_bytes - peak_bytes
     size = format_with_unit(abs(room))
     of = f"of {format_with_unit(card.total_bytes)}"
-    return (
-        f"fits {card.name} {of}, {size} head room"
-        if room >= 0
-        else (f"does not fit {card.name} {of}, {size} missing")
+    if room < 0:
+        return f"does not fit {card.name} {of}, {size} missing"
+    left, (least, most) = card.total_bytes - peak_bytes, card.seen_bytes
+    doubt = (
+        f", if {format_with_unit(left)} suffice for the CUDA context and loaded kernels: "
+        f"{format_with_unit(least)} to {format_with_unit(most)} were seen on such cards"
     )
+    return f"fits {card.name} {of}, {size} head room{doubt if left < most else ''}"

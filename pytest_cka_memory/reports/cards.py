@@ -41,6 +41,8 @@ class CardUse:
     """The first line of the error of a failed test."""
     largest: tuple[int, ...] = ()
     """The largest sizes that the test has found by ``cka_memory.largest``."""
+    condition: str = ""
+    """Under which condition it fits; empty if what the reserve leaves of the card suffices."""
 
     @property
     def headroom_bytes(self) -> int:
@@ -144,8 +146,8 @@ def as_markdown(uses: Sequence[CardUse]) -> str:
     ordered, titles = _by_test(uses), _titles(uses)
     rows = []
     for use in ordered:
-        result = use.result
-        if result == OUT_OF_MEMORY:
+        result = ", ".join(filter(None, (use.result, use.condition)))
+        if use.result == OUT_OF_MEMORY:
             result = ": ".join(filter(None, ("**does not fit**", _missing(use))))
         rows.append((code(use.test), use.card, result, *_figures(use, titles)))
     room = markdown.COMMENT_CHARACTERS // 2
@@ -188,6 +190,8 @@ def as_html(uses: Sequence[CardUse]) -> str:
 def _html_row(use: CardUse, titles: Sequence[str]) -> str:
     style = {FITS: "ok", SKIPPED: "no-limit"}.get(use.result, "breach")
     result = f"<span class='verdict {style}'>{use.result}</span>"
+    if use.condition:
+        result += f" {template.text(use.condition)}"
     if use.result == OUT_OF_MEMORY:
         result = f"<span class='verdict breach'>does not fit</span> {_missing(use)}"
     pairs = zip(titles[_WORDS:], _figures(use, titles), strict=True)

@@ -1,6 +1,7 @@
 """What tests need on cards, and the table of it, from the reports of sessions."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from reports_made import record
@@ -118,6 +119,13 @@ def test_largest_sizes_have_a_column_if_a_test_has_found_one():
     assert "largest" not in cards.as_markdown([use("t", "t4", 100, 60)])
 
 
+def test_what_fits_only_if_the_context_is_small_says_so():
+    """A test that leaves less than was seen beside the reserve fits under a condition."""
+    found = replace(use("t", "t4", 100, 60), condition="if <little> is enough")
+    assert "| t4 | fits, if <little> is enough | 60.00 |" in cards.as_markdown([found])
+    assert "fits</span> if &lt;little&gt; is enough<span" in cards.as_html([found])
+
+
 def test_json_has_every_figure_in_bytes():
     """One object for each test and card, which says that the card is emulated."""
     (row,) = json.loads(cards.as_json([use("t", "t4", 100, 60)]))
@@ -132,6 +140,7 @@ def test_json_has_every_figure_in_bytes():
         "missing_bytes": None,
         "message": "",
         "largest": [],
+        "condition": "",
         "headroom_bytes": 40 * MB,
     }
 

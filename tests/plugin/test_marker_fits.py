@@ -2,6 +2,7 @@
 
 import pytest
 
+from emulated_cuda import outside_reserve
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 
 T4 = CARDS["t4"].total_bytes - CONTEXT_BYTES
@@ -34,6 +35,42 @@ def test_message_has_what_is_missing_and_the_head_room(scripted) -> None:
     assert "does not fit t4 of 14909.4 MB, 1024.00 MB missing; fits a10 of " in breach["message"]
     assert f"{room:.2f} MB head room" in breach["message"]
     assert breach["message"].endswith("This is an estimate from the peak on the measured device")
+
+
+H100 = CARDS["h100"].total_bytes
+SEEN = outside_reserve.range_of(CARDS["h100"])
+"""The least and the most that processes had beside the reserve on cards like an H100."""
+
+
+def test_card_that_fits_only_with_a_small_context_says_so(scripted) -> None:
+    """Where less is left than the context took on such cards, "fits" has a condition."""
+    run = scripted(SOURCE.format(cards='"t4", "h100"', size=H100 - CONTEXT_BYTES - 2**20))
+    (breach,) = run.region["breaches"]
+    assert "1.00 MB head room, if 513.00 MB suffice for the CUDA context" in breach["message"]
+    assert "675.84 MB to 757.76 MB were seen on such cards" in breach["message"]
+
+
+@pytest.mark.parametrize("extra", [0, 1], ids=["equal", "one-byte-more"])
+@pytest.mark.parametrize(
+    ("beside", "kept"), [('"seen"', SEEN[1]), ("300", 300 * 2**20), ('"1 GB"', 2**30)]
+)
+def test_memory_beside_the_peak_can_be_kept_free(
+    scripted, beside: str, kept: int, extra: int
+) -> None:
+    """``beside`` is what is kept free: a size, or the most that was seen on such cards."""
+    arguments = f'"h100", beside={beside}'
+    run = scripted(SOURCE.format(cards=arguments, size=H100 - kept + extra))
+    run.assert_outcomes(passed=1 - extra, failed=extra)
+    for breach in run.region["breaches"]:
+        assert breach["limit"] == f"fits({arguments})".replace('"', "'")
+        assert breach["allowed_bytes"] == H100 - kept
+
+
+@pytest.mark.parametrize("beside", ['"much"', "-1", "True"])
+def test_memory_beside_that_is_not_a_size_is_refused(scripted, beside: str) -> None:
+    """What is neither a size nor "seen" is a usage error before any test."""
+    run = scripted(SOURCE.format(cards=f'"h100", beside={beside}', size=1))
+    run.assert_refused("memory size")
 
 
 @pytest.mark.parametrize(
