@@ -124,9 +124,11 @@ def step_in_backward(optimizer):
     for group in optimizer.param_groups:
         accepted = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
         options = {name: group[name] for name in group if name in accepted}
+        given = {name: group[name] for name in group if name != "param_names"}
         for parameter in group["params"]:
             if parameter.requires_grad:
-                optimizer.of_parameter[parameter] = type(optimizer)([parameter], **options), group
+                own = type(optimizer)([{**given, "params": [parameter]}], **options)
+                optimizer.of_parameter[parameter] = own, group
                 parameter.register_post_accumulate_grad_hook(update)
     return optimizer
 
