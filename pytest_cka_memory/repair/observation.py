@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
-from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly, is_users
+from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
 from pytest_cka_memory.repair.means import numbers_of_parts
 from pytest_cka_memory.repair.modules import calls_followed
 from pytest_cka_memory.repair.side_effects import side_effect
