@@ -37,6 +37,7 @@ class Root:
     kind: type[torch.nn.Module]
     made_at: Site | None
     called_at: Site | None
+    has_parameters: bool = False
     has_gradients: bool = False
     """Whether a backward pass reached what it returned."""
     needs_gradients: bool = False
@@ -74,6 +75,12 @@ class Observed:
     device: str = "cpu"
     has_values: bool = True
     """Whether the device computes values: an emulated one may not."""
+    cards: int = 1
+    """How many devices of the kind there are."""
+    is_distributed: bool = False
+    """Whether a process group exists while models run."""
+    state_bytes: int = 0
+    """Of one state for each parameter that the optimizers step."""
     roots: list[Root] = field(default_factory=list)
     side_effects: dict[type[torch.nn.Module], str] = field(default_factory=dict)
     """Class of a module -> what its forward does that happens again if it runs again."""
@@ -213,10 +220,13 @@ class _Observer:
                     observed.side_effects.setdefault(around, because)
             if isinstance(child, _IN_PLACE) and not child.inplace:
                 observed.activations.setdefault(kind, []).append(self._made.get(child))
+        observed.is_distributed |= _has_process_group()
         for parameter in module.parameters():
+            root.has_parameters = True
             observed.half |= parameter.dtype in (torch.bfloat16, torch.float16)
-            if parameter.device.type != "cpu":
+            if parameter.device.type != "cpu" and observed.device == "cpu":
                 observed.device = parameter.device.type
+                observed.cards = torch.get_device_module(observed.device).device_count()
 
     def ends(
         self, module: torch.nn.Module, outer: list[torch.nn.Module], given: Any, result: Any
@@ -322,6 +332,8 @@ class _Observer:
             ends_passes()
             self._in_optimizer += 1
             groups = optimizer.param_groups
+            sizes = (each.nbytes for group in groups for each in group["params"])
+            observed.state_bytes = max(observed.state_bytes, sum(sizes))
             observed.foreach |= any(
                 "foreach" in group and group["foreach"] is None and not group.get("fused")
                 for group in groups
@@ -374,6 +386,10 @@ class _Observer:
             stack.enter_context(_Functions(self))
             stack.callback(self._inputs.clear)
             yield observed
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _is_batch(value: object) -> bool:

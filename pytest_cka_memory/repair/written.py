@@ -6,6 +6,7 @@ Each function needs only the imports of :data:`IMPORTS` and the functions that a
 
 import functools
 import inspect
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 IMPORTS = (
     "import functools",
     "import inspect",
+    "import os",
     "import weakref",
     "import torch",
     "from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
@@ -173,3 +175,23 @@ def in_micro_batches(count):
         return run
 
     return wrap
+
+
+def sharded(model, part=None):
+    """Keep a part of each parameter on each card; those of a block are whole while it runs."""
+    from torch.distributed.fsdp import fully_shard
+
+    if not torch.distributed.is_initialized():  # under torchrun
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group("nccl")
+    for module in list(model.modules()):
+        if type(module).__name__ == part:
+            fully_shard(module)
+    return fully_shard(model)
+
+
+def low_bit_adam(name, params, *args, foreach=None, fused=None, **options):
+    """Make an optimizer of torchao, which has neither `foreach` nor `fused`."""
+    import torchao.optim
+
+    return getattr(torchao.optim, name)(params, *args, **options)
