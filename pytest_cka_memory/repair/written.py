@@ -190,8 +190,11 @@ def sharded(model, part=None):
     return fully_shard(model)
 
 
-def low_bit_adam(name, params, *args, foreach=None, fused=None, **options):
-    """Make an optimizer of torchao, which has neither `foreach` nor `fused`."""
+def of_torchao(name):
+    """Return an optimizer of torchao that is called like one of torch."""
     import torchao.optim
 
-    return getattr(torchao.optim, name)(params, *args, **options)
+    def make(params, *args, foreach=None, fused=None, **options):  # it has neither of the two
+        return getattr(torchao.optim, name)(params, *args, **options)
+
+    return make

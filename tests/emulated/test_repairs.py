@@ -1,4 +1,4 @@
-"""Changes that are tried on an emulated card only: what a trial predicts is what a program needs."""
+"""Changes that are tried on an emulated card only: programs need what their trials predict."""
 
 import importlib.util
 import json

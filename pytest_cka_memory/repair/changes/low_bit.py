@@ -12,7 +12,7 @@ import torch
 from pytest_cka_memory.repair.edits import with_callee
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Copied, Refusal, replaced
-from pytest_cka_memory.repair.written import low_bit_adam, text_of
+from pytest_cka_memory.repair.written import of_torchao, text_of
 
 _KINDS = {torch.optim.Adam: "Adam", torch.optim.AdamW: "AdamW"}
 _BITS = (8, 4)
@@ -34,8 +34,8 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
     site = observed.optimizers[kind]
     for bits in _BITS:
         name = f"{_KINDS[kind]}{bits}bit"
-        helper = f'functools.partial(low_bit_adam, "{name}")'
-        edit = site and with_callee(site, helper, "import functools", text_of(low_bit_adam))
+        callee = f'of_torchao("{name}")'
+        edit = with_callee(site, callee, text_of(of_torchao)) if site is not None else None
         yield Change(
             f"torchao's {name}",
             "optimizer",
