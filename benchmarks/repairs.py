@@ -44,6 +44,8 @@ NO_LIBRARY = "No module named"
 
 def loaded(path: Path) -> ModuleType:
     """Import a file under the name of its program, which patches do not change."""
+    if str(PROGRAMS) not in sys.path:
+        sys.path.insert(0, str(PROGRAMS))  # for what the programs have in common
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -316,7 +318,7 @@ def main() -> None:
         print(json.dumps(result["published"]), flush=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         return
-    for path in sorted(PROGRAMS.glob("*.py")):
+    for path in sorted(PROGRAMS.glob("[!_]*.py")):
         if args.only and path.stem not in args.only:
             continue
         row = one(path, args.seconds, args.reports)

@@ -5,25 +5,14 @@
 import tempfile
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from _set_ups import LLAMA_SIZES, LLAMA_SMALL, llama_config
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
-SIZES = {"batch": 8, "tokens": 1024, "width": 576, "depth": 30, "words": 49_152}
-SMALL = {"batch": 4, "tokens": 32, "width": 72, "depth": 4, "words": 1_024}
+SIZES, SMALL = LLAMA_SIZES, LLAMA_SMALL
 
 
 def step(device, batch, tokens, width, depth, words):
-    config = LlamaConfig(
-        hidden_size=width,
-        intermediate_size=width * 8 // 3,
-        num_hidden_layers=depth,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        vocab_size=words,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(llama_config(width, depth, words))
     texts = torch.arange(batch * 2 * tokens).remainder(words).view(batch * 2, tokens)
     rows = [{"input_ids": text, "labels": text} for text in texts]
     with tempfile.TemporaryDirectory() as folder:

@@ -2,16 +2,16 @@
 
 import timm
 import torch
+from _set_ups import PHOTO_SMALL, labelled_photos
 
 SIZES = {"batch": 128, "pixels": 224, "classes": 1000}
-SMALL = {"batch": 4, "pixels": 64, "classes": 10}
+SMALL = PHOTO_SMALL
 
 
 def step(device, batch, pixels, classes):
     model = timm.create_model("resnet50", num_classes=classes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    images = torch.randn(batch, 3, pixels, pixels, device=device)
-    labels = torch.randint(0, classes, (batch,), device=device)
+    images, labels = labelled_photos(device, batch, pixels, classes)
     for _ in range(2):
         output = model(images)
         loss = torch.nn.functional.cross_entropy(output, labels)

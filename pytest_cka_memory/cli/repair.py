@@ -48,14 +48,17 @@ def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of the command line."""
     parser = commands.add_parser(
         "repair",
-        usage="%(prog)s TEST [TEST ...] [--card CARD | --device DEVICE] [--to SIZE] [--prove] "
-        "[--html PAGE] [arguments of pytest ...]",
+        usage="%(prog)s TEST [TEST ...] [--card CARD [--devices N] | --device DEVICE] [--to SIZE] "
+        "[--prove] [--html PAGE] [arguments of pytest ...]",
         help="run tests under changes that may lower their peak, and print what to write",
         description="Run tests again and again on an emulated card without values, each time "
         "under other changes that need no edit. Print what each saves, and what to write.",
         allow_abbrev=False,
     )
     parser.add_argument("--card", help=f"the emulated card; default: {DEFAULT_CARD}")
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="emulate N cards, to try fully_shard over them"
+    )
     parser.add_argument("--device", help="another device: cpu, cuda, or emulate:cuda:... in full")
     parser.add_argument("--to", metavar="SIZE", help="what must suffice: 24GB, MB, or a card")
     parser.add_argument(
@@ -87,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         raise ReportError(
             "repair: no test is named; write e.g. repair tests/test_train.py::test_step"
         )
-    device = args.device or f"{EMULATED}:{args.card or DEFAULT_CARD},values=off"
+    several = "" if args.devices is None else f",devices={args.devices}"
+    device = args.device or f"{EMULATED}:{args.card or DEFAULT_CARD}{several},values=off"
     budget = args.to or args.card
     budget_bytes = None if budget is None else _budget(budget)
     task = Task("", SEARCH, budget_bytes, args.seconds, draws=args.html is not None)
@@ -120,7 +124,7 @@ def _results(session: "Session", task: Task) -> Iterator[dict[str, Any]]:
             yield found
             continue
         print(f"{found['test']} does not fit as it is; going on with {_LARGEST}", file=sys.stderr)
-        session.device = f"{EMULATED}:{_LARGEST},values=off"
+        session.device = ",".join([f"{EMULATED}:{_LARGEST}", *session.device.split(",")[1:]])
         yield from session.results(task, tests=[found["test"]])
 
 

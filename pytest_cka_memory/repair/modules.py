@@ -55,6 +55,14 @@ def calls_followed(
         stack.modules.clear()
 
 
+def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """Return the class of a module; of one that is sharded, the class that it had before."""
+    kind = type(module)
+    bases = kind.__bases__
+    is_sharded = len(bases) == 2 and bases[0].__name__ == "FSDPModule"
+    return bases[1] if is_sharded else kind
+
+
 def of_class(root: torch.nn.Module, kind: type) -> list[torch.nn.Module]:
     """Return the modules of exactly this class in `root`, in the order of ``root.modules()``."""
-    return [module for module in root.modules() if type(module) is kind]
+    return [module for module in root.modules() if class_of(module) is kind]

@@ -1,7 +1,5 @@
 """What a run of the step as it is shows: modules, optimizers, losses, and what depends on them."""
 
-import random
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,9 +11,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
-from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly, is_users
+from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
 from pytest_cka_memory.repair.means import numbers_of_parts
 from pytest_cka_memory.repair.modules import calls_followed
+from pytest_cka_memory.repair.side_effects import side_effect
 from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import replaced
 from pytest_cka_memory.repair.unused_locals import UnusedLocals
@@ -38,6 +37,7 @@ class Root:
     kind: type[torch.nn.Module]
     made_at: Site | None
     called_at: Site | None
+    has_parameters: bool = False
     has_gradients: bool = False
     """Whether a backward pass reached what it returned."""
     needs_gradients: bool = False
@@ -75,6 +75,12 @@ class Observed:
     device: str = "cpu"
     has_values: bool = True
     """Whether the device computes values: an emulated one may not."""
+    cards: int = 1
+    """How many devices of the kind there are."""
+    is_distributed: bool = False
+    """Whether a process group exists while models run."""
+    state_bytes: int = 0
+    """Of one state for each parameter that the optimizers step."""
     roots: list[Root] = field(default_factory=list)
     side_effects: dict[type[torch.nn.Module], str] = field(default_factory=dict)
     """Class of a module -> what its forward does that happens again if it runs again."""
@@ -108,72 +114,6 @@ class Observed:
     unused: UnusedLocals = field(default_factory=UnusedLocals)
     read_again: dict[type[torch.nn.Module], str] = field(default_factory=dict)
     """Class of activations that must not overwrite their input -> why."""
-
-
-def side_effect(module: torch.nn.Module) -> Callable[[], str]:
-    """Return a function that says what `module` has changed since; empty if nothing that shows."""
-    buffers = {name: buffer._version for name, buffer in module.named_buffers(recurse=False)}
-    before = dict(_comparable(module))
-    known = dict(_globals_used(module))
-    state = random.getstate()
-    numpy = _numpy_state()
-
-    def changed() -> str:
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffers.get(name) != buffer._version:
-                return f"its forward changes the buffer {name}"
-        after = dict(_comparable(module))
-        for name in sorted({*before, *after}):
-            if before.get(name) != after.get(name):
-                return f"its forward changes self.{name}"
-        if dict(_globals_used(module)) != known:
-            return "its forward changes a global variable"
-        if random.getstate() != state:
-            return "its forward draws from Python's random"
-        if _numpy_state() != numpy:
-            return "its forward draws from NumPy's random numbers"
-        return ""
-
-    return changed
-
-
-def _comparable(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
-    # Without torch's own attributes: registries of parameters, modules and hooks.
-    for name, value in vars(module).items():
-        if name.startswith("_") and isinstance(value, (dict, set)):
-            continue
-        if isinstance(value, (bool, int, float, str, type(None))):
-            yield name, value
-        elif isinstance(value, torch.Tensor):
-            yield name, (id(value), value._version)
-        elif isinstance(value, (list, dict, set, tuple)):
-            yield name, (id(value), len(value))
-        else:
-            yield name, id(value)
-
-
-def _globals_used(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield the global variables that the forward of a user's class names, as :func:`_comparable`
-    does: those that it may change.
-    """
-    code = getattr(type(module).forward, "__code__", None)
-    if code is None or not is_users(code.co_filename):
-        return
-    values = type(module).forward.__globals__
-    for name in code.co_names:
-        value = values.get(name)
-        if isinstance(value, (list, dict, set)):
-            yield name, (id(value), len(value))
-        elif isinstance(value, (bool, int, float, str)):
-            yield name, value
-
-
-def _numpy_state() -> object:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    kind, keys, position, *_ = numpy.random.get_state()
-    return kind, keys.tobytes(), position
 
 
 def _loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loss:
@@ -280,10 +220,13 @@ class _Observer:
                     observed.side_effects.setdefault(around, because)
             if isinstance(child, _IN_PLACE) and not child.inplace:
                 observed.activations.setdefault(kind, []).append(self._made.get(child))
+        observed.is_distributed |= _has_process_group()
         for parameter in module.parameters():
+            root.has_parameters = True
             observed.half |= parameter.dtype in (torch.bfloat16, torch.float16)
-            if parameter.device.type != "cpu":
+            if parameter.device.type != "cpu" and observed.device == "cpu":
                 observed.device = parameter.device.type
+                observed.cards = torch.get_device_module(observed.device).device_count()
 
     def ends(
         self, module: torch.nn.Module, outer: list[torch.nn.Module], given: Any, result: Any
@@ -384,20 +327,40 @@ class _Observer:
 
             return backward
 
-        def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             observed.optimizers.setdefault(type(optimizer), None)
             observed.steps += 1
             observed.unused.note(observed.device)
-            observed.accumulates |= self._since_step > 1
-            self._since_step = 0
+            ends_passes()
             self._in_optimizer += 1
             groups = optimizer.param_groups
+            sizes = (each.nbytes for group in groups for each in group["params"])
+            observed.state_bytes = max(observed.state_bytes, sum(sizes))
             observed.foreach |= any(
                 "foreach" in group and group["foreach"] is None and not group.get("fused")
                 for group in groups
             )
+            # A closure is the user's code, or that of a trainer, which may clip gradients in it.
+            first, rest = args[:1], (outside(each) if callable(each) else each for each in args[1:])
+            named = {key: outside(kwargs[key]) for key in kwargs if callable(kwargs[key])}
+            return (*first, *rest), {**kwargs, **named}
+
+        def ends_passes() -> None:
+            observed.accumulates |= self._since_step > 1
+            self._since_step = 0
+
+        def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
+            def run() -> Any:
+                self._in_optimizer -= 1
+                try:
+                    return closure()
+                finally:
+                    self._in_optimizer += 1
+
+            return run
 
         def after_step(*_: Any) -> None:
+            ends_passes()  # those of a closure
             self._in_optimizer -= 1
 
         from torch.optim.optimizer import (
@@ -425,6 +388,10 @@ class _Observer:
             stack.enter_context(_Functions(self))
             stack.callback(self._inputs.clear)
             yield observed
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -128,6 +128,8 @@ def recommended(repairs: Repairs) -> list[Trial]:
         found = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
         if not found and repairs.lowest is not None:
             found = [repairs.lowest]
+        # What was asked for by giving several cards.
+        found += [trial for trial in singles if trial.cards > 1 and trial not in found]
     return list({trial.name: trial for trial in found}.values())
 
 

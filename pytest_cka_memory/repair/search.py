@@ -90,7 +90,7 @@ class Repairs:
         numbers = is_rounded if keeps_numbers(trial) else 2
         # The counter does not see all operations: what computes nothing again comes first.
         again = int(any(change.recomputes for change in trial.changes))
-        work = (flops, trial.host_bytes, numbers, again, len(trial.changes))
+        work = (trial.cards, flops, trial.host_bytes, numbers, again, len(trial.changes))
         return (*work, trial.lines, trial.peak_bytes)
 
 

@@ -60,6 +60,8 @@ class Change:
     """What must hold for :attr:`numbers` to be right, if the run could not show it."""
     recomputes: bool = False
     """Whether it computes something again."""
+    cards: int = 1
+    """How many cards it needs."""
     order: int = 0
     """The place in a combination: higher ones are further out."""
     part: Any = field(default=None, compare=False)
@@ -108,6 +110,11 @@ class Trial:
         if any(change.edits is None for change in changes):
             return None
         return tuple(edit for change in changes for edit in change.edits or ())
+
+    @property
+    def cards(self) -> int:
+        """How many cards it needs."""
+        return max((change.cards for change in self.changes), default=1)
 
     @property
     def lines(self) -> int:

@@ -6,6 +6,7 @@ Each function needs only the imports of :data:`IMPORTS` and the functions that a
 
 import functools
 import inspect
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 IMPORTS = (
     "import functools",
     "import inspect",
+    "import os",
     "import weakref",
     "import torch",
     "from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts",
@@ -124,9 +126,11 @@ def step_in_backward(optimizer):
     for group in optimizer.param_groups:
         accepted = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
         options = {name: group[name] for name in group if name in accepted}
+        given = {name: group[name] for name in group if name != "param_names"}
         for parameter in group["params"]:
             if parameter.requires_grad:
-                optimizer.of_parameter[parameter] = type(optimizer)([parameter], **options), group
+                own = type(optimizer)([{**given, "params": [parameter]}], **options)
+                optimizer.of_parameter[parameter] = own, group
                 parameter.register_post_accumulate_grad_hook(update)
     return optimizer
 
@@ -171,3 +175,26 @@ def in_micro_batches(count):
         return run
 
     return wrap
+
+
+def sharded(model, part=None):
+    """Keep a part of each parameter on each card; those of a block are whole while it runs."""
+    from torch.distributed.fsdp import fully_shard
+
+    if not torch.distributed.is_initialized():  # under torchrun
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group("nccl")
+    for module in list(model.modules()):
+        if type(module).__name__ == part:
+            fully_shard(module)
+    return fully_shard(model)
+
+
+def of_torchao(name):
+    """Return an optimizer of torchao that is called like one of torch."""
+    import torchao.optim
+
+    def make(params, *args, foreach=None, fused=None, **options):  # it has neither of the two
+        return getattr(torchao.optim, name)(params, *args, **options)
+
+    return make

@@ -48,3 +48,16 @@ def train(steps=2, batch=8, vocabulary=50, factors=(8,) * 6, make=torch.optim.Ad
         optimizer.step()
         optimizer.zero_grad()
     return list(model.parameters())
+
+
+def train_with_momentum():
+    """Train for two steps with SGD; return the model and its optimizer."""
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    tokens = torch.randint(50, (8, 64))
+    for _ in range(2):
+        model(tokens, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer

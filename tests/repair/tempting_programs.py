@@ -257,8 +257,48 @@ def keep_graph():
     optimizer.step()
 
 
-STEPS = (clip_by_norm, clip_by_value, scale_gradients, log_gradients, accumulate, keep_graph)
+def clip_in_closure():
+    model, optimizer = _linear()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(8, WIDTH)).sum()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return loss
+
+    optimizer.step(closure)
+
+
+def accumulate_in_closure():
+    model, optimizer = _linear()
+
+    def closure():
+        for _ in range(2):
+            model(torch.ones(8, WIDTH)).sum().backward()
+
+    optimizer.step(closure=closure)
+
+
+STEPS = (
+    *(clip_by_norm, clip_by_value, scale_gradients, log_gradients, accumulate, keep_graph),
+    *(clip_in_closure, accumulate_in_closure),
+)
 """Steps whose optimizer must not step while the backward pass runs."""
+
+
+def move_after_closure():
+    """Lightning's loop does that; the gradients that are read have been used."""
+    model, optimizer = _linear()
+
+    def closure():
+        loss = model(torch.ones(8, WIDTH)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    model.cpu()
 
 
 class WithLoss(nn.Module):

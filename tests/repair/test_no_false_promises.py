@@ -99,6 +99,8 @@ STEPS = {
     "log_gradients": "gradients are read between backward and step",
     "accumulate": "several backward passes add to one gradient",
     "keep_graph": "a graph is kept for another backward pass",
+    "clip_in_closure": "gradients are read between backward and step",
+    "accumulate_in_closure": "several backward passes add to one gradient",
 }
 
 
@@ -107,6 +109,12 @@ def test_gradients_that_are_needed_after_backward(step: Callable[[], Any]) -> No
     """The optimizer does not step in backward if its gradients are used in between."""
     found = verdict_on(step, "optimizer step in backward")
     assert found.startswith(f"refused: {STEPS[step.__name__]}")
+
+
+def test_gradients_that_are_read_after_the_step_of_a_closure() -> None:
+    """The optimizer may step in backward if gradients are only read when it has stepped."""
+    found = verdict_on(tempting_programs.move_after_closure, "optimizer step in backward")
+    assert found == "promised"
 
 
 BATCHES = {

@@ -143,6 +143,35 @@ def test_all_edits_of_a_combination_are_in_one_copy(
     assert torch.is_grad_enabled()
 
 
+def test_optimizers_of_single_parameters_have_the_options_of_the_whole(
+    copy_of: Callable[[Trial], ModuleType],
+) -> None:
+    """The trial keeps as many momentum buffers as the patched copy, and both as many as SGD."""
+    with observing() as observed:
+        small_models.train_with_momentum()
+    change = next(c for c in offered(observed)[0] if c.name == "optimizer step in backward")
+
+    def kept(train: Callable[[], tuple[Any, Any]]) -> int:
+        model, optimizer = train()
+        parts = [own for own, _ in getattr(optimizer, "of_parameter", {}).values()]
+        states = [state for own in parts or [optimizer] for state in own.state.values()]
+        assert len(states) == len(list(model.parameters()))
+        assert {own.param_groups[0]["lr"] for own in parts} <= {0.01}
+        return sum("momentum_buffer" in state for state in states)
+
+    numbers: list[int] = [kept(small_models.train_with_momentum)]
+
+    def run() -> Figures:
+        numbers.append(kept(small_models.train_with_momentum))
+        return Figures(0, None)
+
+    trial = tried([change], run, lambda error: False)
+    assert trial.error == ""
+    numbers.append(kept(copy_of(trial).train_with_momentum))
+    assert numbers[0] > 30
+    assert numbers == numbers[:1] * 3
+
+
 def test_observing_a_step_keeps_no_tensor() -> None:
     """A node whose result is saved for its own backward pass is freed with the step."""
     model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Sigmoid())

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from pytest_cka_memory.repair.changes import (
     checkpointing,
     deletions,
+    low_bit,
     optimizers,
     parts,
     precision,
     saved,
+    sharding,
 )
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Refusal
@@ -25,6 +27,8 @@ OFFERS: tuple[Offers, ...] = (
     parts.offers_of_batches,
     precision.offers,
     precision.offers_of_attention,
+    sharding.offers,
+    low_bit.offers,
 )
 """Functions that yield the changes of one kind, in the order in which these are tried."""
 

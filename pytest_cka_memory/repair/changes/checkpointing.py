@@ -10,7 +10,7 @@ import torch
 
 from pytest_cka_memory.repair.changes.forwards import Forward, forward_of_class
 from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
-from pytest_cka_memory.repair.modules import calls_followed, of_class
+from pytest_cka_memory.repair.modules import calls_followed, class_of, of_class
 from pytest_cka_memory.repair.observation import Observed, Root
 from pytest_cka_memory.repair.trials import Change, Copied, Refusal
 from pytest_cka_memory.repair.written import (
@@ -48,7 +48,7 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
     for root in observed.roots:
         if not root.has_gradients:
             continue
-        for kind in _repeated(root):
+        for kind in repeated(root):
             name = f"checkpoint every {kind.__name__}"
             effect = observed.side_effects.get(kind)
             if effect and not effect.startswith(_BUFFERS):
@@ -72,7 +72,7 @@ def variants(change: Change) -> Iterator[Change]:
     yield _selective(change, selection)
 
 
-def _repeated(root: Root) -> list[type[torch.nn.Module]]:
+def repeated(root: Root) -> list[type[torch.nn.Module]]:
     """Return classes of which the model calls several, and which save much, the outermost first."""
     sizes = {
         kind: sum(saved)
@@ -180,7 +180,7 @@ def _one(selection: Selection, wrapper: Callable[[Forward], Forward]) -> Iterato
     numbers = selection.numbers
 
     def begins(module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
-        if not outer and type(module) is selection.root.kind and module not in seen:
+        if not outer and class_of(module) is selection.root.kind and module not in seen:
             seen.add(module)
             modules = of_class(module, selection.kind)
             chosen.update(modules[number] for number in numbers if number < len(modules))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
-from pytest_cka_memory.repair.modules import calls_followed
+from pytest_cka_memory.repair.modules import calls_followed, class_of
 from pytest_cka_memory.repair.observation import Root
 from pytest_cka_memory.repair.trials import replaced
 from pytest_cka_memory.repair.written import text_of, with_forward
@@ -27,7 +27,7 @@ def forward_of_class(
     changed = wrapper(plain)
 
     def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        wanted = type(module) is kind and chosen(module)
+        wanted = class_of(module) is kind and chosen(module)
         return (changed if wanted else plain)(module, *args, **kwargs)
 
     with replaced(kind, "forward", forward):

@@ -132,6 +132,7 @@ def _updating(kinds: list[type[torch.optim.Optimizer]], copied: Copied) -> Itera
         return registered
 
     def wrapper(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)  # step_in_backward reads its signature
         def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
             if not making and type(optimizer) in kinds:

@@ -153,13 +153,15 @@ class _WithoutCopies(torch.autograd.graph.saved_tensors_hooks):
     """
 
     def __init__(self, copied: Copied) -> None:
-        def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+        def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.device]:
             copied.bytes += tensor.nbytes
-            tensor.contiguous()  # as copying to the host does, for a moment
-            return tensor.size(), tensor.dtype, tensor.device
+            packed = torch.empty_like(tensor, device="meta")  # with the strides of tensor.cpu()
+            if packed.stride() != tensor.stride():
+                tensor.contiguous()  # as copying to the host does, for a moment
+            return packed, tensor.device
 
-        def unpack(packed: tuple[torch.Size, torch.dtype, torch.device]) -> torch.Tensor:
-            size, dtype, device = packed
-            return torch.empty(size, dtype=dtype, device=device)
+        def unpack(saved: tuple[torch.Tensor, torch.device]) -> torch.Tensor:
+            packed, device = saved
+            return torch.empty_like(packed, device=device)
 
         super().__init__(pack, unpack)
