@@ -344,6 +344,14 @@ def test_sitecustomize_of_the_user_still_runs(emulated, tmp_path):
     ], run.stderr
 
 
+def test_numba_has_no_cuda_unless_it_is_asked_for(emulated):
+    """Numba reads its setting when it is imported, so it is there before the device is loaded."""
+    source = "import os, sys; print(os.environ['NUMBA_DISABLE_CUDA'], 'torch' in sys.modules)"
+    assert emulated(source, new=True).stdout.splitlines() == ["1 False"]
+    run = emulated(source, new=True, NUMBA_DISABLE_CUDA="0")
+    assert run.stdout.splitlines() == ["0 False"]
+
+
 def test_program_that_loads_another_card_itself_has_that_one(emulated):
     """The card that a program loads itself has priority over that of the command line."""
     source = """

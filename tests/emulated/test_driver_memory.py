@@ -1,4 +1,4 @@
-"""Memory by the functions of the driver and the runtime: pools, pointers, fills, and a late device."""
+"""Memory by the functions of the driver and the runtime: pools, pointers and fills."""
 
 from importlib.util import find_spec
 
@@ -51,7 +51,7 @@ used, reserved = (get(pool, f"cudaMemPoolAttr{name}Current") for name in ("UsedM
 print(used // MB, reserved // MB, (free - call(runtime.cudaMemGetInfo)[0]) // MB)
 print(runtime.cudaMallocFromPoolAsync(40 * MB, pool, 0)[0].name)
 
-# cudaMallocAsync takes memory of the pool that a device has; destroyed, it ends with its last memory
+# cudaMallocAsync takes memory of the device's pool; destroyed, it ends with its last memory
 call(runtime.cudaDeviceSetMemPool, 0, pool)
 second = call(runtime.cudaMallocAsync, 2 * MB, 0)
 print(get(pool, "cudaMemPoolAttrUsedMemCurrent") // MB)
@@ -82,7 +82,8 @@ print(int(get("RANGE_START_ADDR", inside)) == int(pointer), get("RANGE_SIZE", in
 print(int(get("CONTEXT", pointer)) == int(call(driver.cuCtxGetCurrent)), get("MAPPED", pointer))
 context = call(driver.cuCtxCreate, None, 0, 0)
 second = call(driver.cuMemAlloc, 4096)
-print(int(get("CONTEXT", second)) == int(context), get("BUFFER_ID", second) != get("BUFFER_ID", pointer))
+ids = {get("BUFFER_ID", pointer), get("BUFFER_ID", second)}
+print(int(get("CONTEXT", second)) == int(context), len(ids))
 pool = call(runtime.cudaDeviceGetDefaultMemPool, 0)
 pooled = call(runtime.cudaMallocAsync, 4096, 0)
 print(int(get("MEMPOOL_HANDLE", pooled)) == int(pool), int(get("MEMPOOL_HANDLE", pointer)))
@@ -148,7 +149,7 @@ def test_attributes_of_pointers(python):
     assert run.stdout.splitlines() == [
         "True 4096",
         "True True",
-        "True True",
+        "True 2",
         "True 0",
         "True False",
         "[2, 0, 4096]",
@@ -170,6 +171,6 @@ def test_fills_write_their_rows_and_nothing_else(python):
 
 @pytest.mark.emulates
 def test_runtime_of_bindings_is_replaced_after_the_import_of_torch(python):
-    """torch imports ``cuda.bindings``, whose modules have each other's addresses by then."""
+    """PyTorch imports ``cuda.bindings``, whose modules have each other's addresses by then."""
     run = python("-c", LATE)
     assert run.stdout.splitlines() == ["0 0 1", "3.0"], run.stderr
