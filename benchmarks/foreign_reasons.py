@@ -12,6 +12,8 @@ KINDS = {
     "open": "not examined",
 }
 
+STREAMS = "streams do not run at the same time"
+
 REASONS: tuple[tuple[str, str, str], ...] = (
     # ---- fails on a card as well ----
     (
@@ -20,12 +22,19 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "PyTorch's own helper gives Muon parameters that it refuses",
     ),
     (
+        # On an emulated card with PyTorch 2.9.1 both counts are those that the tests expect.
+        r"test_memory_stats_of_multiple_generators|test_graph_memory_stats_and_use_result",
+        "card",
+        "expects what PyTorch did before 2.14",
+    ),
+    (
         r"input must have the type|removed\. |ValueError not raised|\(True, True\) != True",
         "card",
         "expects what PyTorch did before 2.14",
     ),
     (
-        r"test_cuda_module_loading_env|test_mempool_multithread|has no attribute 'allocator'",
+        r"test_cuda_module_loading_env|test_mempool_multithread|allocate_in_thread_to_pool"
+        r"|has no attribute 'allocator'",
         "card",
         "uses a name or a variable that PyTorch 2.14 no longer has",
     ),
@@ -57,11 +66,12 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         r"test_record_stream|re-used to+ soon|test_events|test_to_non_blocking|concurrent_replay",
         "device",
-        "streams do not run at the same time",
+        STREAMS,
     ),
     (
         r"fused_optimizers_(SGD|Adam|AdamW|Adagrad)_cuda",
         "device",
+        # Of 12 seeds, that of the test is the only one with which SGD and Adam overflow.
         "other random numbers than a card's: with them half precision overflows",
     ),
     (r"test_minimum_tuning_iteration_tunableop", "device", "measures times"),

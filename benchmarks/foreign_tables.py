@@ -71,7 +71,8 @@ def _of_program(row: dict[str, Any]) -> str:
 
 def _of_tests(row: dict[str, Any]) -> str:
     kinds = Counter(reason_of(**failure)[0] for failure in row["failures"])
-    parts = [f"{row['passed']} pass"]
+    late = len(row.get("passed with late events", ()))
+    parts = [f"{row['passed']} pass" + (f" ({late} with `--late-events`)" if late else "")]
     if row["skipped"]:
         parts.append(f"{row['skipped']} are skipped")
     parts += [f"{kinds[kind]} {text}" for kind, text in _SHORT.items() if kinds[kind]]

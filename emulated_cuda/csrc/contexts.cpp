@@ -84,6 +84,8 @@ int create_and_push(void** out, unsigned flags, int device) {
 }
 }  // namespace
 
+void* current_context() { return current(); }
+
 // ---- Primary contexts ----
 
 API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {

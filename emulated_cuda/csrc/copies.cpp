@@ -136,10 +136,11 @@ static int copied(void* to, const void* from, size_t size, Stream stream) {
 }
 static int copied_2d(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                      size_t height, Stream stream) {
+  if (!width) return kSuccess;  // whatever the height
   ProfiledCallScope profiled(kCallCopy);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
-  for (size_t row = 0; row < height && width; ++row)
+  for (size_t row = 0; row < height; ++row)
     if (!may_access((char*)to + row * to_pitch, width) || !may_access((const char*)from + row * from_pitch, width))
       return fail(kInvalidValue);
   profiled.copy(to, from, width * height, stream);
@@ -191,15 +192,21 @@ static int filled(void* start, int value, size_t size, Stream stream) {
 // Fills rows of elements of 1, 2 or 4 bytes.
 int fill_elements(void* start, size_t pitch, unsigned value, int size, size_t width, size_t height, Stream stream) {
   if (size == 1 && height == 1) return filled(start, (int)value, width, stream);
+  if (!width) return kSuccess;  // whatever the height
+  if (width > SIZE_MAX / size) return fail(kInvalidValue);
+  for (size_t row = 0; row < height; ++row)
+    if (!may_access((char*)start + row * pitch, width * size)) return fail(kInvalidValue);
   ProfiledCallScope profiled(kCallFill);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
   profiled.fill(start, value, width * size * height, stream);
   if (phase() != kNoOperator) return kSuccess;
   if (capture_of(stream)) return refuse("cuMemsetD*", "A fill outside of torch's operators cannot be captured.");
-  for (size_t row = 0; row < height; ++row)
-    for (size_t i = 0; i < width; ++i) memcpy((char*)start + row * pitch + i * size, &value, size);  // little-endian
-  if (height == 1) note_write(start, width * size);
+  for (size_t row = 0; row < height; ++row) {
+    char* first = (char*)start + row * pitch;
+    for (size_t i = 0; i < width; ++i) memcpy(first + i * size, &value, size);  // little-endian
+    note_write(first, width * size);
+  }
   return kSuccess;
 }
 API void emulated_zero(void* start, size_t size) { zero((char*)start, size); }
@@ -213,3 +220,34 @@ API int cudaMemset2DAsync(void* start, size_t pitch, int value, size_t width, si
 API int cudaMemsetAsync(void* start, int value, size_t size, Stream stream) {
   return filled(start, value, size, stream);
 }
+
+// ---- Memory of three dimensions: rows at a distance, and slices of as many rows as were allocated ----
+
+extern "C" int cudaMalloc(void**, size_t);  // memory.cpp
+struct Extent {
+  size_t width, height, depth;
+};
+struct Pitched {  // cudaPitchedPtr
+  char* start;
+  size_t pitch, width, height;
+};
+API int cudaMallocPitch(void** out, size_t* pitch, size_t width, size_t height) {
+  if (width > SIZE_MAX / 2) return fail(kOutOfMemory);
+  *pitch = round_up(width, kPitch);
+  if (*pitch && height > SIZE_MAX / *pitch) return fail(kOutOfMemory);
+  return cudaMalloc(out, *pitch * height);
+}
+API int cudaMalloc3D(Pitched* out, Extent wanted) {
+  if (wanted.height && wanted.depth > SIZE_MAX / wanted.height) return fail(kOutOfMemory);
+  out->width = wanted.width;
+  out->height = wanted.height;
+  return cudaMallocPitch((void**)&out->start, &out->pitch, wanted.width, wanted.height * wanted.depth);
+}
+API int cudaMemset3DAsync(Pitched to, int value, Extent wanted, Stream stream) {
+  for (size_t slice = 0; slice < wanted.depth && wanted.width && wanted.height; ++slice) {
+    char* first = to.start + slice * to.pitch * to.height;
+    if (int error = fill_elements(first, to.pitch, (unsigned)value, 1, wanted.width, wanted.height, stream)) return error;
+  }
+  return kSuccess;
+}
+API int cudaMemset3D(Pitched to, int value, Extent wanted) { return cudaMemset3DAsync(to, value, wanted, nullptr); }

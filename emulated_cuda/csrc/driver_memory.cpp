@@ -9,6 +9,7 @@ int fill_elements(void* start, size_t pitch, unsigned value, int size, size_t wi
 extern "C" {
 int cudaMalloc(void**, size_t);
 int cudaMallocAsync(void**, size_t, Stream);
+int cudaMallocPitch(void**, size_t*, size_t, size_t);
 int cudaMallocFromPoolAsync(void**, size_t, void*, Stream);
 int cudaFree(void*);
 int cudaFreeAsync(void*, Stream);
@@ -18,13 +19,16 @@ int cudaHostRegister(void*, size_t, unsigned);
 int cudaHostUnregister(void*);
 int cudaMemGetInfo(size_t*, size_t*);
 int cudaDeviceGetDefaultMemPool(void**, int);
+int cudaDeviceGetMemPool(void**, int);
+int cudaDeviceSetMemPool(int, void*);
+int cudaMemPoolCreate(void**, const void*);
+int cudaMemPoolDestroy(void*);
 int cudaMemPoolTrimTo(void*, size_t);
 int cudaMemPoolGetAttribute(void*, int, void*);
 int cudaMemPoolSetAttribute(void*, int, void*);
 int cudaMemcpyAsync(void*, const void*, size_t, int, Stream);
 int cudaMemcpy2DAsync(void*, size_t, const void*, size_t, size_t, size_t, int, Stream);
 int cudaMemset2DAsync(void*, size_t, int, size_t, size_t, Stream);
-int cuPointerGetAttribute(void* value, int which, DevicePointer pointer);
 }
 
 using Address = DevicePointer;
@@ -49,11 +53,8 @@ API int cuMemHostGetDevicePointer_v2(void** out, void* pointer, unsigned) {
 API int cuMemHostGetFlags(unsigned* flags, void* pointer) {
   return is_pinned(pointer) ? (*flags = 0, kSuccess) : kInvalidValue;
 }
-static constexpr size_t kPitch = 512;
-API int cuMemAllocPitch_v2(void** out, size_t* pitch, size_t width, size_t height, unsigned) {
-  *pitch = round_up(width, kPitch);
-  return cuMemAlloc_v2(out, *pitch * height);
-}
+DRIVER(cuMemAllocPitch_v2, (void** out, size_t* pitch, size_t width, size_t height, unsigned),
+       width && height ? cudaMallocPitch(out, pitch, width, height) : kInvalidValue)
 API int cuMemGetAddressRange_v2(Address* start, size_t* size, void* pointer) {
   auto found = allocation_around(pointer);
   if (!found.second) return kNotFound;
@@ -64,17 +65,13 @@ API int cuMemGetAddressRange_v2(Address* start, size_t* size, void* pointer) {
 API int cuMemGetAddressRange(Address* start, size_t* size, void* pointer) {  // torch before 2.10 asks for this one
   return cuMemGetAddressRange_v2(start, size, pointer);
 }
-// What is not known of a pointer is 0, as CUDA returns it for pointers that it does not know.
-API int cuPointerGetAttributes(unsigned count, const int* which, void** values, Address pointer) {
-  for (unsigned i = 0; i < count; ++i)
-    if (int error = cuPointerGetAttribute(values[i], which[i], pointer); error == kNotSupported) return error;
-  return kSuccess;
-}
-
-// ---- Pools: the default one of each device ----
+// ---- Pools ----
 
 DRIVER(cuDeviceGetDefaultMemPool, (void** pool, int device), cudaDeviceGetDefaultMemPool(pool, device))
-DRIVER(cuDeviceGetMemPool, (void** pool, int device), cudaDeviceGetDefaultMemPool(pool, device))
+DRIVER(cuDeviceGetMemPool, (void** pool, int device), cudaDeviceGetMemPool(pool, device))
+DRIVER(cuDeviceSetMemPool, (int device, void* pool), cudaDeviceSetMemPool(device, pool))
+DRIVER(cuMemPoolCreate, (void** pool, const void* wanted), cudaMemPoolCreate(pool, wanted))
+DRIVER(cuMemPoolDestroy, (void* pool), cudaMemPoolDestroy(pool))
 DRIVER(cuMemPoolTrimTo, (void* pool, size_t keep), cudaMemPoolTrimTo(pool, keep))
 DRIVER(cuMemPoolGetAttribute, (void* pool, int which, void* value), cudaMemPoolGetAttribute(pool, which, value))
 DRIVER(cuMemPoolSetAttribute, (void* pool, int which, void* value), cudaMemPoolSetAttribute(pool, which, value))

@@ -60,6 +60,7 @@ struct Dim3 {
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr int kMostDevices = 16;
 constexpr size_t kGranularity = 2 * kMiB;  // the driver's unit of physical memory
+constexpr size_t kPitch = 512;             // between rows of pitched memory
 
 // The card, and how many there are. `_Settings` in loading/library.py has the same fields.
 struct Settings {
@@ -122,6 +123,7 @@ void add_range(uintptr_t start, size_t size);
 void remove_range(uintptr_t start);
 void add_piece(uintptr_t start, size_t size, int device);
 void remove_pieces(uintptr_t start, size_t size);
+void* current_context();                 // of this thread: a CUcontext
 bool is_on_device(const void* pointer);  // takes the mutex
 bool is_pinned(const void* pointer);     // likewise
 // False if bytes are of a device and not allocated there as a whole. Takes the mutex.

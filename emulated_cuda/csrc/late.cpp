@@ -1,5 +1,6 @@
 // Takes over libraries that were loaded before this one: replaces the addresses that the dynamic linker
-// wrote into their tables (GOT) by those of this library's functions of the same names.
+// wrote into their tables (GOT) by those of this library's functions of the same names, and those that modules of
+// cuda.bindings have kept in variables.
 #include "emulated.hpp"
 
 #include <dlfcn.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -98,4 +100,36 @@ API void emulated_give_back() {
   for (auto& [entry, value] : replaced) write_entry(entry, value);
   replaced.clear();
   done.clear();
+}
+
+// ---- Modules of cuda.bindings, which keep addresses of each other's functions in variables ----
+
+using Addresses = std::map<void*, void*>;  // what is replaced, and by what
+
+static int replace_in(dl_phdr_info* library, size_t, void* addresses) {
+  const char* folder = strstr(library->dlpi_name, "/cuda/");
+  if (!folder) return 0;
+  uintptr_t fixed_from = 0, fixed_to = 0;  // the linker's tables, which are read-only by now
+  for (int i = 0; i < library->dlpi_phnum; ++i)
+    if (auto& part = library->dlpi_phdr[i]; part.p_type == PT_GNU_RELRO) {
+      fixed_from = library->dlpi_addr + part.p_vaddr;
+      fixed_to = round_up(fixed_from + part.p_memsz, sysconf(_SC_PAGESIZE));
+    }
+  for (int i = 0; i < library->dlpi_phnum; ++i) {
+    auto& part = library->dlpi_phdr[i];
+    if (part.p_type != PT_LOAD || !(part.p_flags & PF_W)) continue;
+    uintptr_t at = round_up(library->dlpi_addr + part.p_vaddr, sizeof(void*));
+    for (uintptr_t end = library->dlpi_addr + part.p_vaddr + part.p_memsz; at + sizeof(void*) <= end; at += sizeof(void*)) {
+      if (at >= fixed_from && at < fixed_to) continue;
+      auto found = ((Addresses*)addresses)->find(*(void**)at);
+      if (found != ((Addresses*)addresses)->end()) *(void**)at = found->second;
+    }
+  }
+  return 0;
+}
+// Replaces addresses of functions wherever modules in a folder named cuda keep them.
+API void emulated_replace_addresses(void* const* from, void* const* to, size_t count) {
+  Addresses addresses;
+  for (size_t i = 0; i < count; ++i) addresses[from[i]] = to[i];
+  dl_iterate_phdr(replace_in, &addresses);
 }

@@ -1,10 +1,11 @@
-// Memory of devices, pinned memory of the host, and pools (cudaMallocAsync).
+// Memory of devices, and pinned memory of the host.
 //
 // Device memory is host memory, reserved and only committed when it is written. Kernels write
 // nothing, so hardly any is unless values are computed.
 #include "figures.hpp"
 #include "machine.hpp"
 #include "pending.hpp"
+#include "pools.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,8 +24,11 @@ std::mutex memory_mutex;
 struct Piece {
   size_t size;
   int device;
-  bool pooled;
+  Pool* pool = nullptr;
   bool registered = false;  // memory of the host that the program has allocated
+  uint64_t id = 0;
+  void* context = nullptr;  // in which it was allocated; null for pooled and mapped memory
+  bool synchronous = false;
 };
 static std::map<uintptr_t, Piece> device_pieces, host_pieces;
 static std::map<uintptr_t, size_t> ranges;  // start and size
@@ -53,7 +57,15 @@ size_t bytes_in_use(int device) { return in_use[device] + settings.context_bytes
 
 void add_range(uintptr_t start, size_t size) { ranges[start] = size; }
 void remove_range(uintptr_t start) { ranges.erase(start); }
-void add_piece(uintptr_t start, size_t size, int device) { device_pieces[start] = {size, device, false}; }
+static uint64_t last_id;
+static Piece& insert(std::map<uintptr_t, Piece>& pieces, uintptr_t start, Piece piece) {
+  piece.id = ++last_id;
+  return pieces[start] = piece;
+}
+void add_piece(uintptr_t start, size_t size, int device) { insert(device_pieces, start, {size, device}); }
+void add_pooled_piece(uintptr_t start, size_t size, int device, Pool* pool) {
+  insert(device_pieces, start, {size, device, pool});
+}
 void remove_pieces(uintptr_t start, size_t size) {
   auto last = device_pieces.lower_bound(start + size);
   device_pieces.erase(device_pieces.lower_bound(start), last);
@@ -111,7 +123,7 @@ static uintptr_t wanted_addresses(const Window& window, size_t size) {
 
 // Addresses behind those handed out last, else from the window's start; 0 if there are none. torch's
 // allocator takes the block at the lowest address among equals: new segments are its last choice.
-static uintptr_t find_addresses(int device, size_t size) {
+uintptr_t find_addresses(int device, size_t size) {
   Window& window = windows[device];
   if (!window.start && !open_window(window)) return 0;
   if (uintptr_t wanted = wanted_addresses(window, size)) return wanted;
@@ -140,55 +152,18 @@ API int cudaMalloc(void** out, size_t size) {
   make_driver_ready();
   *out = nullptr;
   if (!size) return kSuccess;
+  void* context = current_context();
   std::lock_guard<std::mutex> guard(memory_mutex);
   int device = current_device;
   size_t physical = rounded(size);
   if (!take_bytes(device, physical)) return fail(kOutOfMemory);
   uintptr_t at = find_addresses(device, physical);
   if (!at) return give_bytes(device, physical), fail(kOutOfMemory);
-  device_pieces[at] = {size, device, false};
+  insert(device_pieces, at, {size, device}).context = context;
   *out = (void*)at;
   return kSuccess;
 }
 
-// ---- Pools ----
-
-// A pool grows by chunks and keeps them until it is trimmed. The chunk is an assumption: what
-// drivers were seen to reserve for a first small allocation.
-static constexpr size_t kPoolChunk = 32 * kMiB, kPoolAlignment = 512;
-struct Pool {
-  size_t used, used_high, reserved, reserved_high;
-};
-static Pool pools[kMostDevices];
-static uint64_t release_threshold[kMostDevices];
-
-static void* pool_handle(int device) { return &pools[device]; }
-static int device_of_pool(void* pool) { return (int)((Pool*)pool - pools); }
-static bool is_pool(void* pool) { return pool >= pools && pool < pools + kMostDevices; }
-
-API int cudaMallocAsync(void** out, size_t size, Stream) {
-  make_driver_ready();
-  *out = nullptr;
-  if (!size) return kSuccess;
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  int device = current_device;
-  Pool& pool = pools[device];
-  if (size > (size_t)settings.address_bytes) return fail(kOutOfMemory);
-  size_t taken = round_up(size, kPoolAlignment);
-  uintptr_t at = find_addresses(device, round_up(size, kGranularity));
-  if (!at) return fail(kOutOfMemory);
-  size_t wanted = round_up(pool.used + taken, kPoolChunk);
-  if (wanted > pool.reserved) {
-    if (!take_bytes(device, wanted - pool.reserved)) return fail(kOutOfMemory);
-    pool.reserved = wanted;
-    pool.reserved_high = std::max(pool.reserved_high, wanted);
-  }
-  pool.used += taken;
-  pool.used_high = std::max(pool.used_high, pool.used);
-  device_pieces[at] = {size, device, true};
-  *out = (void*)at;
-  return kSuccess;
-}
 static int free_device_memory(void* pointer) {
   if (!pointer) return kSuccess;
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -196,7 +171,7 @@ static int free_device_memory(void* pointer) {
   if (it == device_pieces.end()) return fail(kInvalidValue);
   Piece piece = it->second;
   madvise(pointer, round_up(piece.size, kGranularity), MADV_DONTNEED);
-  if (piece.pooled) pools[piece.device].used -= round_up(piece.size, kPoolAlignment);
+  if (piece.pool) give_to_pool(piece.pool, piece.size);
   else give_bytes(piece.device, round_up(piece.size, kGranularity));
   device_pieces.erase(it);
   return kSuccess;
@@ -210,58 +185,6 @@ API int cudaFreeAsync(void* pointer, Stream stream) {
   int error = wait_for_stream(stream), freed = free_device_memory(pointer);
   return error ? error : freed;
 }
-
-API int cudaDeviceGetDefaultMemPool(void** pool, int device) {
-  if (!is_device(device)) return fail(kInvalidDevice);
-  *pool = pool_handle(device);
-  return kSuccess;
-}
-API int cudaDeviceGetMemPool(void** pool, int device) { return cudaDeviceGetDefaultMemPool(pool, device); }
-// Only the default pools are here: others are refused when they are created.
-API int cudaMallocFromPoolAsync(void** out, size_t size, void* pool, Stream stream) {
-  int device = device_of_pool(pool), before = current_device;
-  if (!is_device(device) || pool != pool_handle(device)) return fail(kInvalidValue);
-  current_device = device;
-  int error = cudaMallocAsync(out, size, stream);
-  return current_device = before, error;
-}
-API int cudaMemPoolTrimTo(void* handle, size_t keep) {
-  if (!is_pool(handle)) return fail(kInvalidValue);
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  int device = device_of_pool(handle);
-  Pool& pool = pools[device];
-  size_t least = round_up(std::max(pool.used, keep), kPoolChunk);
-  if (least < pool.reserved) {
-    give_bytes(device, pool.reserved - least);
-    pool.reserved = least;
-  }
-  return kSuccess;
-}
-enum PoolAttribute { kReuseLast = 3, kThreshold = 4, kReserved, kReservedHigh, kUsed, kUsedHigh };
-API int cudaMemPoolGetAttribute(void* handle, int which, void* value) {
-  if (!is_pool(handle)) return fail(kInvalidValue);
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  int device = device_of_pool(handle);
-  const Pool& pool = pools[device];
-  if (which <= kReuseLast) return *(int*)value = 1, kSuccess;
-  const uint64_t values[] = {release_threshold[device], pool.reserved, pool.reserved_high, pool.used,
-                             pool.used_high};
-  if (which > kUsedHigh) return fail(kInvalidValue);
-  *(uint64_t*)value = values[which - kThreshold];
-  return kSuccess;
-}
-API int cudaMemPoolSetAttribute(void* handle, int which, void* value) {
-  if (!is_pool(handle)) return fail(kInvalidValue);
-  std::lock_guard<std::mutex> guard(memory_mutex);
-  int device = device_of_pool(handle);
-  Pool& pool = pools[device];
-  if (which == kThreshold) release_threshold[device] = *(uint64_t*)value;
-  if (which == kReservedHigh) pool.reserved_high = pool.reserved;  // only zero may be given
-  if (which == kUsedHigh) pool.used_high = pool.used;
-  return kSuccess;
-}
-API int cudaDeviceGetGraphMemAttribute(int, int, void* value) { return *(uint64_t*)value = 0, kSuccess; }
-NOTHING_TO_DO(cudaMemPoolSetAccess) NOTHING_TO_DO(cudaDeviceSetGraphMemAttribute)
 
 API int cudaMemGetInfo(size_t* available, size_t* total) {
   make_driver_ready();
@@ -304,8 +227,9 @@ API int cudaHostAlloc(void** out, size_t size, unsigned) {
   make_driver_ready();
   if (posix_memalign(out, sysconf(_SC_PAGESIZE), std::max<size_t>(size, 1))) return fail(kOutOfMemory);
   if (!make_resident(*out, size)) return free(*out), fail(kOutOfMemory);
+  void* context = current_context();
   std::lock_guard<std::mutex> guard(memory_mutex);
-  host_pieces[(uintptr_t)*out] = {size, current_device, false};
+  insert(host_pieces, (uintptr_t)*out, {size, current_device}).context = context;
   return kSuccess;
 }
 API int cudaMallocHost(void** out, size_t size) { return cudaHostAlloc(out, size, 0); }
@@ -337,18 +261,22 @@ API int cudaFreeHost(void* pointer) {
 API int cudaHostRegister(void* pointer, size_t size, unsigned) {
   make_driver_ready();
   if (!pointer || !size || size > SIZE_MAX / 2 || !make_resident(pointer, size)) return fail(kInvalidValue);
+  void* context = current_context();
   std::lock_guard<std::mutex> guard(memory_mutex);
   if (is_in_host_piece(pointer, size)) return fail(kHostMemoryAlreadyRegistered);  // as a whole or in part
-  host_pieces[(uintptr_t)pointer] = {size, current_device, false, true};
+  auto& piece = insert(host_pieces, (uintptr_t)pointer, {size, current_device, nullptr, true});
+  piece.context = context;
   return kSuccess;
 }
 
 // ---- Where a pointer points ----
 
-static const Piece* find_piece(const std::map<uintptr_t, Piece>& pieces, const void* pointer) {
+static const Piece* find_piece(const std::map<uintptr_t, Piece>& pieces, const void* pointer,
+                               uintptr_t* start = nullptr) {
   auto it = pieces.upper_bound((uintptr_t)pointer);
   if (it == pieces.begin()) return nullptr;
   --it;
+  if (start) *start = it->first;
   return (uintptr_t)pointer - it->first < it->second.size ? &it->second : nullptr;
 }
 // The bytes around an address that a kernel may touch: of an allocation, whose last page is mapped as a
@@ -403,7 +331,11 @@ bool may_access(const void* pointer, size_t size) {
 }
 
 enum MemoryType { kUnknownToCuda = 0, kOfHost = 1, kOfDevice = 2 };  // cudaMemoryType, CUmemorytype
-enum PointerQuestion { kType = 2, kAddress = 3, kIsManaged = 8, kOrdinal = 9 };  // CUpointer_attribute
+// CUpointer_attribute
+enum PointerQuestion {
+  kContext = 1, kType, kAddress, kHostAddress, kTokens, kSynchronous, kId, kIsManaged, kOrdinal, kMaySend,
+  kRangeStart, kRangeSize, kIsMapped, kHandleTypes, kMayUseNetwork, kAccess, kPool,
+};
 constexpr int kNoSuchDevice = -2;
 
 // The fields that CUDA 12 and 13 have in common; CUDA 13's structure only has reserved ones more.
@@ -422,18 +354,64 @@ API int cudaPointerGetAttributes(PointerAttributes* found, const void* pointer) 
 API int cudaHostGetDevicePointer(void** out, void* pointer, unsigned) {
   return is_pinned(pointer) ? (*out = pointer, kSuccess) : fail(kInvalidValue);
 }
-API int cuPointerGetAttribute(void* value, int which, DevicePointer pointer) {
-  PointerAttributes found;
-  cudaPointerGetAttributes(&found, (void*)pointer);
-  if (!found.type) return kInvalidValue;
+// Returns the size of what an attribute of a pointer is written as, or 0 if it is not known.
+static size_t size_of(int which) {
   switch (which) {
-    case kType: return *(unsigned*)value = found.type, kSuccess;
-    case kAddress: return *(DevicePointer*)value = pointer, kSuccess;
-    case kIsManaged: return *(unsigned*)value = 0, kSuccess;
-    case kOrdinal: return *(int*)value = found.device, kSuccess;
-    default: {
-      KeepLastError keep;
-      return refuse("cuPointerGetAttribute", "This attribute of a pointer is not known.");
-    }
+    case kContext: case kAddress: case kHostAddress: case kId: case kRangeStart: case kRangeSize:
+    case kHandleTypes: case kPool:
+      return 8;
+    case kType: case kSynchronous: case kIsManaged: case kOrdinal: case kMaySend: case kIsMapped:
+    case kMayUseNetwork: case kAccess:
+      return 4;
+    default: return 0;
   }
+}
+static int refuse_attribute(const char* function) {
+  KeepLastError keep;
+  return refuse(function, "This attribute of a pointer is not known.");
+}
+API int cuPointerGetAttribute(void* value, int which, DevicePointer pointer) {
+  constexpr int kReadAndWrite = 3;
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  uintptr_t start = 0;
+  const Piece* of_device = find_piece(device_pieces, (void*)pointer, &start);
+  const Piece* piece = of_device ? of_device : find_piece(host_pieces, (void*)pointer, &start);
+  if (!piece) return kInvalidValue;
+  if (!size_of(which)) return refuse_attribute("cuPointerGetAttribute");
+  if (which == kHostAddress && of_device) return kInvalidValue;  // as CUDA: the host cannot use it
+  auto answer = [&]() -> uint64_t {
+    switch (which) {
+      case kContext: return (uintptr_t)piece->context;
+      case kType: return of_device ? kOfDevice : kOfHost;
+      case kAddress: case kHostAddress: return pointer;
+      case kSynchronous: return piece->synchronous;
+      case kId: return piece->id;
+      case kOrdinal: return piece->device;
+      case kRangeStart: return start;
+      case kRangeSize: return piece->size;
+      case kIsMapped: return 1;
+      case kAccess: return kReadAndWrite;
+      case kPool: return (uintptr_t)piece->pool;
+      default: return 0;  // not managed, and cannot be sent to other processes or devices
+    }
+  }();
+  return memcpy(value, &answer, size_of(which)), kSuccess;  // little-endian
+}
+// What is not known of a pointer is 0, as CUDA returns it for pointers that it does not know.
+API int cuPointerGetAttributes(unsigned count, const int* which, void** values, DevicePointer pointer) {
+  for (unsigned i = 0; i < count; ++i) {
+    int error = cuPointerGetAttribute(values[i], which[i], pointer);
+    if (error && !size_of(which[i])) return refuse_attribute("cuPointerGetAttributes");
+    if (error) memset(values[i], 0, size_of(which[i]));
+    if (error && which[i] == kOrdinal) *(int*)values[i] = kNoSuchDevice;
+  }
+  return kSuccess;
+}
+// Copies are made at once, so one that must be is as any other.
+API int cuPointerSetAttribute(const void* value, int which, DevicePointer pointer) {
+  if (which != kSynchronous) return kInvalidValue;  // the only one that can be set
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  auto piece = const_cast<Piece*>(find_piece(device_pieces, (void*)pointer));
+  if (!piece) return kInvalidValue;
+  return piece->synchronous = *(const int*)value, kSuccess;
 }

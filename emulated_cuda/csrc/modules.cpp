@@ -141,7 +141,7 @@ API int cuFuncGetAttribute(int* value, int which, void*) {
 }
 NOTHING_TO_DO(cuFuncSetCacheConfig)
 API int cuFuncGetName(const char** name, const Function* function) {
-  return function ? (*name = function->name.c_str(), kSuccess) : kInvalidHandle;
+  return function ? (*name = function->name.c_str(), kSuccess) : kInvalidValue;
 }
 
 // ---- Libraries: modules that are loaded for all contexts; their kernels are functions ----

@@ -28,6 +28,7 @@ what :mod:`.snapshots` writes."""
 PYTHON_VARIABLE = "EMULATED_CUDA_PYTHON"
 """The interpreter that runs ``nvidia-smi``: a program may be started with another one on PATH."""
 _SITE = str(Path(__file__).parents[1] / "site")
+NUMBA_VARIABLE = "NUMBA_DISABLE_CUDA"
 PROGRAMS = str(Path(_SITE, "programs"))
 """A folder of programs that a driver installs."""
 
@@ -59,6 +60,9 @@ def environment_with(environment: dict[str, str], **setting: Any) -> dict[str, s
         PYTHON_VARIABLE: sys.executable,
         "PYTHONPATH": _with_first(_SITE, environment.get("PYTHONPATH")),
         "PATH": _with_first(PROGRAMS, environment.get("PATH", os.defpath)),
+        # Kernels of Numba are not computed. Programs that ask Numba for CUDA have a way without it.
+        # Numba reads this when it is imported, which may be before the device is loaded.
+        NUMBA_VARIABLE: environment.get(NUMBA_VARIABLE, "1"),
     }
 
 

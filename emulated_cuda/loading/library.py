@@ -217,15 +217,27 @@ def replace_runtimes(functions: ctypes.CDLL) -> None:
 
 def _replace_capsules(module: str, functions: ctypes.CDLL) -> None:
     api = ctypes.pythonapi
-    get_name, set_pointer = api.PyCapsule_GetName, api.PyCapsule_SetPointer
+    get_name, get_pointer, set_pointer = (
+        getattr(api, f"PyCapsule_{name}") for name in ("GetName", "GetPointer", "SetPointer")
+    )
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    get_pointer.restype = ctypes.c_void_p
+    get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     set_pointer.argtypes = [ctypes.py_object, ctypes.c_void_p]
     capsules: dict[str, Any] = getattr(sys.modules[module], "__pyx_capi__", {})
+    replaced = {}
     for name, capsule in capsules.items():
         signature = get_name(capsule)
         ours = getattr(functions, name.lstrip("_"), None)
         if ours is not None and signature is not None and signature.startswith(b"cudaError_t "):
-            set_pointer(capsule, ctypes.cast(ours, ctypes.c_void_p))
+            address = ctypes.cast(ours, ctypes.c_void_p).value
+            replaced[get_pointer(capsule, signature)] = address
+            set_pointer(capsule, address)
+    # If torch was imported before, modules have taken the pointers out of the capsules.
+    array = ctypes.c_void_p * len(replaced)
+    functions.emulated_replace_addresses(
+        array(*replaced), array(*replaced.values()), ctypes.c_size_t(len(replaced))
+    )
 
 
 def _explain_errors_of_cupy() -> None:

@@ -192,7 +192,6 @@ def prepare(library: str) -> None:
     Args:
         library: path of the emulated driver.
     """
-    os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # Numba would crash with this driver
     for name, value in INDUCTOR_SETTINGS.value.items():
         os.environ.setdefault(name, value)
     if TRITON_DRIVER not in os.environ:

@@ -330,6 +330,14 @@ print("site of the user", "torch" in sys.modules, len([p for p in sys.path if "u
 """
 
 
+def test_numba_has_no_cuda_unless_it_is_asked_for(emulated):
+    """Numba reads its setting when it is imported, so it is there before the device is loaded."""
+    source = "import os, sys; print(os.environ['NUMBA_DISABLE_CUDA'], 'torch' in sys.modules)"
+    assert emulated(source, new=True).stdout.splitlines() == ["1 False"]
+    run = emulated(source, new=True, NUMBA_DISABLE_CUDA="0")
+    assert run.stdout.splitlines() == ["0 False"]
+
+
 OWN_CARD = """
 import sitecustomize, sys
 assert "emulated_cuda" in sys.modules and "torch" not in sys.modules

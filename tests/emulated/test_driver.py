@@ -161,7 +161,7 @@ def test_cuda_bindings_use_the_device(python):
         "CUDA_ERROR_INVALID_CONTEXT",
         "1 CUDA_SUCCESS",
         "CUDA_ERROR_INVALID_VALUE CUDA_ERROR_FILE_NOT_FOUND",
-        "CUDA_ERROR_INVALID_HANDLE CUDA_ERROR_INVALID_HANDLE",
+        "CUDA_ERROR_INVALID_VALUE CUDA_ERROR_INVALID_HANDLE",
         "[0, 712, 0]",
         "[1, 0, 0, 713]",
         "A launch of a kernel without torch is not supported by the emulated device, because there "
