@@ -68,6 +68,18 @@ class RefusedAllocation:
     """What was reserved then."""
 
 
+@dataclass
+class RefusalFile:
+    """A file that has what was live when memory was last refused, as torch writes snapshots."""
+
+    path: Path
+    make_folder: Callable[[], object]
+    is_written: bool = False
+    has_history: bool = False  # what the allocator did before, because the program records that
+    problem: str = ""  # why it could not be written
+    seconds: float = 0.0  # that it took, each time together
+
+
 @dataclass(frozen=True)
 class Garbage:
     """Memory that is live and that only garbage in reference cycles keeps alive, in bytes."""
@@ -412,6 +424,16 @@ class Meter(AllocationCounts):
     def refused(self) -> RefusedAllocation | None:
         """Return the last allocation for which the device had no memory; None if unknown."""
         return None
+
+    def open_refusal_file(self, path: Path, make: Callable[[], object]) -> RefusalFile | None:
+        """Write what is live to a file whenever memory is refused; `make` makes its folder.
+
+        None if this device never says that memory is refused.
+        """
+        return None
+
+    def close_refusal_file(self, file: RefusalFile) -> None:  # most devices have none
+        """End what :meth:`open_refusal_file` has begun. The file is not removed."""
 
     def driver(self) -> DriverReading | None:
         """Return what the driver of the device counts; None if the device has no driver."""

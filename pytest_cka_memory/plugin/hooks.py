@@ -176,6 +176,8 @@ def pytest_runtest_makereport(
         shared_regions.note_failure_in_scopes(item)
     measurement = item.stash.get(_measuring(item.config).measurement_key, None)
     if measurement is not None and call.when == "call":
+        if not report.failed:  # also a test that is expected to fail
+            measurement.files.remove()
         measurement.add_explanations(report)
         _name_repairs(item, call, report)
     if measurement is not None and call.when != "setup":

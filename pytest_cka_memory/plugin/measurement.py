@@ -18,7 +18,7 @@ from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.plugin import kept_tracebacks
-from pytest_cka_memory.plugin.device import history_recorded, meter_of, snapshot_line
+from pytest_cka_memory.plugin.device import meter_of
 from pytest_cka_memory.plugin.judging import (
     CallOutcome,
     ItemExplainer,
@@ -35,6 +35,7 @@ from pytest_cka_memory.plugin.options import is_narrowed
 from pytest_cka_memory.plugin.plan import compared_key, plan_of
 from pytest_cka_memory.plugin.pytest_private import fail
 from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.plugin.snapshot_files import SnapshotFiles
 from pytest_cka_memory.reports import junit
 
 _KINDS = {
@@ -189,6 +190,7 @@ class ItemMeasurement:
             also=self._also,
             before_reading=partial(kept_tracebacks.release_in_call, item),
         )
+        self.files = SnapshotFiles(item, self.probe.meter)
         self.call = CallOutcome()
         self.properties: list[junit.Property] = []
         """What was added to the item's own, for JUnit XML and similar reports."""
@@ -227,7 +229,7 @@ class ItemMeasurement:
         region: Region | None = None
         returned = False
         compared: Sequence[tuple[str, RegionRecord]] = ()
-        with history_recorded(settings.snapshots, probe.meter):
+        with self.files.written():
             try:
                 with whole.measure() as region:
                     region.label = ""  # that of the test is enough
@@ -249,7 +251,7 @@ class ItemMeasurement:
                 of_runs = whole.records if runs > 1 else ()
                 judgement = self._judge([replace(record, label=LABEL) for record in of_runs])
                 failed = not returned or judgement.is_broken
-                if failed and (line := snapshot_line(settings, item.nodeid, probe)):
+                if line := self.files.end(None if returned else sys.exc_info()[1], failed=failed):
                     item.add_report_section("call", "cka-memory", line)
         self._fail_on_breach(judgement)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -258,9 +257,3 @@ def kinds(snapshot: Snapshot, rows: Sequence[Live]) -> list[tuple[str, int]]:
         kind = kind_of(snapshot, row.site)
         sizes[kind] = sizes.get(kind, 0) + row.bytes
     return sorted(sizes.items(), key=lambda item: -item[1])
-
-
-def reserve_at(analysis: Analysis, events: Sequence[int], levels: Sequence[int], event: int) -> int:
-    """Return the reserve after an event, from the events that changed it."""
-    at = bisect_right(events, event)
-    return levels[at - 1] if at else analysis.beginning.reserved_bytes
