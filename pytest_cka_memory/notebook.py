@@ -120,7 +120,10 @@ def law(
         ValueError: if no size varies, or a function cannot be found by another process.
 
     Example:
-        >>> law("train.py:step", batch=(1, 2, 4), seq=(128, 256, 512))  # doctest: +SKIP
+        .. code-block:: python
+
+            found = law("train.py:step", batch=(1, 2, 4), seq=(128, 256, 512), card="h100")
+            print(found, found.largest("batch", card="t4", seq=1024))
     """
     target = law_processes.target_of(step, card, device)
     if target is not None:

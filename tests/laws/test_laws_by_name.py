@@ -188,7 +188,7 @@ def test_function_is_emulated_only_if_it_is_asked_for(
 def test_function_that_another_process_cannot_import_is_refused() -> None:
     """A lambda, a function in a function, and one with a closure."""
     for step in (lambda batch: batch, print, MemoryProbe.law):
-        with pytest.raises(ValueError, match="give its name, as in 'train.py:step'"):
+        with pytest.raises(ValueError, match=r"give its name, as in 'train\.py:step'"):
             target_of(step, None, "emulate:cuda:h100")
 
 
