@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from pytest_cka_memory.measure.probe import MemoryProbe, Snapshot
     from pytest_cka_memory.measure.region import Region
     from pytest_cka_memory.measure.sweeps import Sweep
-    from pytest_cka_memory.notebook import measure_memory_at_batch_counts, measure_memory_retention
+    from pytest_cka_memory.notebook import (
+        law,
+        measure_memory_at_batch_counts,
+        measure_memory_retention,
+    )
 
 __all__ = [
     "CkaMemoryError",
@@ -45,6 +49,7 @@ __all__ = [
     "Snapshot",
     "Sweep",
     "__version__",
+    "law",
     "measure_memory_at_batch_counts",
     "measure_memory_retention",
 ]
@@ -65,6 +70,7 @@ _MODULES = {
     "SizeError": "errors",
     "Snapshot": "measure.probe",
     "Sweep": "measure.sweeps",
+    "law": "notebook",
     "measure_memory_at_batch_counts": "notebook",
     "measure_memory_retention": "notebook",
 }

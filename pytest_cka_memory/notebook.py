@@ -1,8 +1,10 @@
-"""The two functions of the original notebook, under the same names, for any device."""
+"""Functions without a probe: the two of the original notebook for any device, and laws."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pytest_cka_memory.laws.law import Law
+from pytest_cka_memory.measure import law_processes
 from pytest_cka_memory.measure.loaders import length_of
 from pytest_cka_memory.measure.probe import MemoryProbe
 
@@ -86,3 +88,44 @@ def measure_memory_at_batch_counts(
         for count in counts
     }
     return [retained[count] for count in counts]
+
+
+def law(
+    step: Callable[..., Any] | str,
+    *,
+    law_of: str = "peak",
+    card: str | None = None,
+    device: str | None = None,
+    **sizes: Any,
+) -> Law:
+    """Return how the peak of a step, or another figure, grows with its sizes.
+
+    Given by name, the step runs in a process of its own on an emulated card without values, so this
+    works where torch is loaded already, such as in a notebook.
+
+    Args:
+        step: ``"FILE.py:FUNCTION"`` or ``"MODULE:FUNCTION"``; a function is measured in this
+            process, on the accelerator if there is one, unless `device` is an emulated one.
+        law_of: as for :meth:`MemoryProbe.law`.
+        card: the name of a card.
+        device: instead of it, any device as ``--cka-memory-device`` takes it.
+        **sizes: as for :meth:`MemoryProbe.law`.
+
+    Raises:
+        DeviceError: if the card or device is unknown or not available.
+        RegionError: if there is no such step, it does not use the card, runs out of its memory, or
+            raises an exception that is not one of Python's own. Those of Python are raised here,
+            with the traceback of the other process as their cause.
+        TypeError: if the step does not take a size, or an argument cannot be passed on.
+        ValueError: if no size varies, or a function cannot be found by another process.
+
+    Example:
+        .. code-block:: python
+
+            found = law("train.py:step", batch=(1, 2, 4), seq=(128, 256, 512), card="h100")
+            print(found, found.largest("batch", card="t4", seq=1024))
+    """
+    target = law_processes.target_of(step, card, device)
+    if target is not None:
+        return law_processes.find_law(target, law_of, sizes)
+    return MemoryProbe().law(step, law_of=law_of, card=card, device=device, **sizes)

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         # The region is open before the function's file is run, which may allocate memory too.
         found = _measured(name, int(calls), json.loads(given))
-    except _NoFunctionError as error:
+    except NoFunctionError as error:
         found = {"error": str(error)}
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-class _NoFunctionError(Exception):
+class NoFunctionError(Exception):
     """There is no such function."""
 
 
@@ -45,7 +45,7 @@ def _measured(name: str, calls: int, given: dict[str, Any]) -> dict[str, Any]:
     region = stack.open(thorough=True)
     ran_out = False
     try:
-        function = _function(name)
+        function = function_of(name)
         for _ in range(calls):
             function(**given)
     except Exception as error:
@@ -68,14 +68,19 @@ def _measured(name: str, calls: int, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _function(name: str) -> Callable[..., Any]:
+def function_of(name: str) -> Callable[..., Any]:
+    """Return a function by ``FILE.py:FUNCTION``, which runs the file, or ``MODULE:FUNCTION``.
+
+    Raises:
+        NoFunctionError: if there is none.
+    """
     module_name, _, function_name = name.rpartition(":")
     if not module_name:
-        raise _NoFunctionError(f"{name!r}: write FILE.py:FUNCTION or MODULE:FUNCTION")
+        raise NoFunctionError(f"{name!r}: write FILE.py:FUNCTION or MODULE:FUNCTION")
     if module_name.endswith(".py"):
         path = Path(module_name)
         if not path.is_file():
-            raise _NoFunctionError(f"there is no file {module_name!r}")
+            raise NoFunctionError(f"there is no file {module_name!r}")
         sys.path.insert(0, str(path.parent.resolve()))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None, "a Python file"  # noqa: PT018
@@ -85,11 +90,11 @@ def _function(name: str) -> Callable[..., Any]:
     else:
         sys.path.insert(0, str(Path.cwd()))
         if importlib.util.find_spec(module_name) is None:
-            raise _NoFunctionError(f"there is no module {module_name!r}")
+            raise NoFunctionError(f"there is no module {module_name!r}")
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise _NoFunctionError(f"{module_name} has no function {function_name!r}")
+        raise NoFunctionError(f"{module_name} has no function {function_name!r}")
     found: Callable[..., Any] = function
     return found
 

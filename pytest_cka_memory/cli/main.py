@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.cli import cards, repair, snapshots
+from pytest_cka_memory.cli import cards, law, repair, snapshots
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import Comparison, compare
@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     cards.add_parser(commands)
     snapshots.add_parsers(commands)
     repair.add_parser(commands)
+    law.add_parser(commands)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of reports")
     schema.set_defaults(run=_schema)

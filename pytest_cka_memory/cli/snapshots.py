@@ -79,7 +79,7 @@ def _snapshot(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from pytest_cka_memory.snapshots import reading, replay_text, trials
+    from pytest_cka_memory.snapshots import analysis, reading, replay_text, trials
     from pytest_cka_memory.snapshots.lines import Lines
 
     _refuse_inputs([args.file], args.json, "--json")
@@ -99,6 +99,11 @@ def _replay(args: argparse.Namespace) -> int:
     lines = Lines(snapshot, full_paths=args.full_paths)
     data = []
     for number, device in enumerate(devices):
+        state = analysis.analysed(snapshot, device) if device.is_of_refusal else None
+        if state is not None:
+            data.append(replay_text.data_at_refusal(args.file.name, state))
+            print(*replay_text.lines_at_refusal(args.file.name, state, usable, card), sep="\n")
+            continue
         print(f"replaying cuda:{device.index}", file=sys.stderr, flush=True)
         found = trials.tried(snapshot, device, args.settings or ALTERNATIVES, usable)
         data.append(replay_text.as_data(found))

@@ -426,9 +426,7 @@ def levels_of(picture: Mapping[str, Any]) -> list[tuple[int, int]]:
     memory = next((each for each in picture["memories"] if not each["host"]), None)
     if memory is None:
         return []
-    runs = memory["moments"]
-    starts = zip(runs[::2], runs[1::2], strict=True)
-    moments = [first + number for first, length in starts for number in range(length)]
+    moments = moments_of(memory)
     changes = [0] * len(moments)
     for steps in (memory["before"], *(band for _, band in memory["views"]["line"])):
         level = 0
@@ -437,3 +435,10 @@ def levels_of(picture: Mapping[str, Any]) -> list[tuple[int, int]]:
                 changes[when] += new - level
             level = new
     return list(zip(moments, accumulate(changes), strict=True))
+
+
+def moments_of(memory: Mapping[str, Any]) -> list[int]:
+    """Return the events after which a memory of :func:`picture_of` is drawn."""
+    runs = memory["moments"]
+    starts = zip(runs[::2], runs[1::2], strict=True)
+    return [first + number for first, length in starts for number in range(length)]

@@ -51,6 +51,11 @@ def root(folder: Path) -> Iterator[None]:
         short.cache_clear()
 
 
+def current_root() -> Path | None:
+    """Return the folder relative to which files are named; None if there is none."""
+    return _roots[-1] if _roots else None
+
+
 def shown(filename: str) -> str:
     """Return a file as users see it: ``Cell In[3]`` of a notebook, otherwise as :func:`short`."""
     return _cell(filename) or short(filename)

@@ -36,6 +36,7 @@ def to_dict(law: Law) -> dict[str, Any]:
         "sizes": list(law.names),
         "least": list(law.fitted.least),
         "exact": law.is_exact,
+        **({"on": law.elsewhere} if law.elsewhere else {}),
         "pieces": pieces,
     }
 
@@ -54,6 +55,12 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         return (
             f"the committed law is of {old['of']} over {', '.join(old['sizes'])}, and the test "
             f"has one of {new['of']} over {', '.join(new['sizes'])}: update the baseline"
+        )
+    if old.get("on") != new.get("on"):
+        devices = [law.get("on", "the device of the session") for law in (old, new)]
+        return (
+            f"the committed law was measured on {devices[0]}, and this one on {devices[1]}: update "
+            "the baseline"
         )
     least = [max(pair) for pair in zip(old["least"], new["least"], strict=True)]
     before, now = _pieces(old), _pieces(new)

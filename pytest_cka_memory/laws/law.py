@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import cached_property
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws.fitting import Fitted, Piece
@@ -66,6 +66,8 @@ class Law:
         self.start_bytes, self._rounds, self._measure = start_bytes, rounds, measure
         self._limited, self._unknown_sizes = limited, tuple(unknown_sizes)
         self._later: dict[Point, Sample] = {}
+        self.elsewhere = ""
+        """The device if it is another than that of the session; empty otherwise."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -254,7 +256,7 @@ class Law:
 
         grows = f"the {self.figure} does not grow with {name!r}: every size fits"
         by_law = highest(fits, grows)
-        reason = "this law was not measured here" if self._limited is None else ""
+        reason = "" if verify is False else "this law was not measured here"
         if self._limited is not None and verify is not False:
             reason = self._limited.reason(limit, anyway=verify is True)
         if reason and verify:
@@ -323,6 +325,17 @@ class Law:
     def _repr_html_(self) -> str:
         """Return the text of the law, which notebooks show as it is."""
         return f"<pre>{escape(str(self))}</pre>"
+
+    def as_arguments(self) -> dict[str, Any]:
+        """Return what another process needs to make the same law, without what runs the step."""
+        return {
+            "fitted": self._fitted,
+            "figure": self.figure,
+            "start_bytes": self.start_bytes,
+            "runs": self.runs,
+            "rounds": self._rounds,
+            "unknown_sizes": self._unknown_sizes,
+        }
 
     @property
     def fitted(self) -> Fitted:

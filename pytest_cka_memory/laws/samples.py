@@ -25,6 +25,12 @@ class Site(NamedTuple):
         line = self.frames[0] if self.frames else "outside Python code"
         return line if self.code is None else f"{line}: {self.code}"
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        for name in ("WHOLE", "OLDER"):  # which are known by their identity
+            if self is globals()[name]:
+                return name
+        return Site, tuple(self)
+
 
 WHOLE = Site((), None)
 """Stands for a figure of which only one number is known, not the level at each moment."""

@@ -2,17 +2,20 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_cka_memory.core.allocations import AllocationSite
 from pytest_cka_memory.core.memory_timeline import RecordedBlock
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.laws.committed import to_dict
 from pytest_cka_memory.laws.fitting import fit
 from pytest_cka_memory.laws.largest import Limited
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
 from pytest_cka_memory.laws.samples import OLDER, Block, Moment, RecordedSample, Sample, Site
+from pytest_cka_memory.measure import law_processes
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_stack import RegionStack
@@ -341,6 +344,29 @@ def check_names(step: Callable[..., Any], names: Sequence[str]) -> None:
             )
 
 
+def law_in_region(
+    measure: Callable[[str], AbstractContextManager[Region]],
+    stack: RegionStack,
+    step: Callable[..., Any] | str,
+    law_of: str,
+    card: str | None,
+    device: str | None,
+    sizes: Mapping[str, Any],
+) -> Law:
+    """Do what :meth:`~pytest_cka_memory.MemoryProbe.law` says, in a region that keeps the law."""
+    target = law_processes.target_of(step, card, device)
+    with measure(f"law of {law_processes.label_of(step)}") as region:
+        if target is not None:
+            found = law_processes.find_law(target, law_of, sizes)
+        else:
+            assert not isinstance(step, str), "a name has a target"
+            given = {"card": card, "device": device}  # arguments of the step, if it has such
+            given = {name: value for name, value in given.items() if value is not None}
+            found = find_law(stack, step, law_of, {**given, **sizes})
+        region.law = to_dict(found)
+    return found
+
+
 def find_law(
     stack: RegionStack,
     step: Callable[..., Any],
@@ -351,8 +377,7 @@ def find_law(
     if law_of not in FIGURES:
         raise ValueError(f"law_of={law_of!r}: write one of {', '.join(map(repr, FIGURES))}")
     check_names(step, list(sizes))
-    varied = {name: value for name, value in sizes.items() if isinstance(value, (tuple, list))}
-    fixed = {name: value for name, value in sizes.items() if name not in varied}
+    varied, fixed = split_sizes(sizes)
     if not varied:
         raise ValueError("law() needs a size that varies; write e.g. law(step, batch=(1, 2, 4))")
     for name, values in varied.items():
@@ -375,6 +400,12 @@ def find_law(
         unknown_sizes=facts.unknown_sizes,
         limited=LimitedRuns(stack, runner, fitted.samples[0].point),
     )
+
+
+def split_sizes(sizes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sizes that vary, and the arguments that do not."""
+    varied = {name: value for name, value in sizes.items() if isinstance(value, (tuple, list))}
+    return varied, {name: value for name, value in sizes.items() if name not in varied}
 
 
 def _check_values(name: str, values: Sequence[object]) -> None:

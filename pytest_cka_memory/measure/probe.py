@@ -241,14 +241,21 @@ class MemoryProbe:
         self.largest_sizes.append(largest(self._stack, step, at_most, limit_mb))
         return self.largest_sizes[-1]
 
-    def law(self, step: Callable[..., Any], *, law_of: str = "peak", **sizes: Any) -> "Law":
+    def law(
+        self,
+        step: Callable[..., Any] | str,
+        *,
+        law_of: str = "peak",
+        card: str | None = None,
+        device: str | None = None,
+        **sizes: Any,
+    ) -> "Law":
         """Return how the peak of ``step(**sizes)``, or another figure, grows with its sizes.
 
         The step runs once at the smallest sizes, and then at the few that a law needs; further
-        values are chosen if those given do not suffice. Bytes are exact, so the law is no average:
-        ``law.residuals`` has what it does not give. A peak counts bytes that are requested, above
-        the level at the start. What `step` returns is freed. All runs are one region, which is
-        compared with a committed baseline: a law that is above the committed one fails a test.
+        values are chosen if those given do not suffice. A peak counts bytes that are requested,
+        above the level at the start. What `step` returns is freed. All runs are one region, which
+        is compared with a committed baseline: a law above the committed one fails a test.
 
         >>> import torch
         >>> def step(batch, seq):
@@ -261,24 +268,25 @@ class MemoryProbe:
         (2, 1048576)
 
         Args:
-            step: takes the sizes as keyword arguments.
+            step: takes the sizes as keyword arguments. Given by name, ``"FILE.py:FUNCTION"`` or
+                ``"MODULE:FUNCTION"``, it runs in a process of its own, on an emulated card.
             law_of: ``"peak"``; ``"retained"``; ``"allocated"``, the peak in the allocator's blocks;
                 ``"reserved"``; or ``"process"``, the memory of the process.
+            card: which card, without values; only for a step that is given by name.
+            device: instead of a card, any device for a step by name. If it is an emulated one, a
+                function of a module runs there too. Otherwise both are passed to a function.
             **sizes: values of each size that varies, two or more; any other value is passed on.
                 ``calls`` is how often the step is called, if it has no such argument.
 
         Raises:
+            DeviceError: if a card or device is unknown or not available.
             RegionError: if the step runs out of memory, or the device has no such figure.
             TypeError: if the step does not take a size.
             ValueError: if no size varies, a value is not a whole number, or `law_of` is unknown.
         """
-        from pytest_cka_memory.laws.committed import to_dict
-        from pytest_cka_memory.measure.law_runs import find_law
+        from pytest_cka_memory.measure.law_runs import law_in_region
 
-        with self.measure(f"law of {function_name(step)}") as region:
-            found = find_law(self._stack, step, law_of, sizes)
-            region.law = to_dict(found)
-        return found
+        return law_in_region(self.measure, self._stack, step, law_of, card, device, sizes)
 
     def repairs(
         self,

@@ -18,6 +18,7 @@ from pytest_cka_memory.meters.readings import (
     OlderGarbage,
     Peaks,
     Reading,
+    RefusalFile,
     RefusedAllocation,
     Requests,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "OlderGarbage",
     "Peaks",
     "Reading",
+    "RefusalFile",
     "RefusedAllocation",
     "Requests",
 ]
@@ -388,6 +390,16 @@ class Meter(AllocationCounts):
     def refused(self) -> RefusedAllocation | None:
         """Return the last allocation for which the device had no memory; None if unknown."""
         return None
+
+    def open_refusal_file(self, path: Path, make: Callable[[], object]) -> RefusalFile | None:
+        """Write what is live to a file whenever memory is refused; `make` makes its folder.
+
+        None if this device never says that memory is refused.
+        """
+        return None
+
+    def close_refusal_file(self, file: RefusalFile) -> None:  # most devices have none
+        """End what :meth:`open_refusal_file` has begun. The file is not removed."""
 
     def driver(self) -> DriverReading | None:
         """Return what the driver of the device counts; None if the device has no driver."""

@@ -1,8 +1,9 @@
 """What a meter returns: readings, peaks of one region, counted garbage."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.allocations import AllocationGroup
@@ -62,6 +63,18 @@ class RefusedAllocation:
     refusal: Refusal
     reserve: ReserveState
     """What was reserved then."""
+
+
+@dataclass
+class RefusalFile:
+    """A file that has what was live when memory was last refused, as torch writes snapshots."""
+
+    path: Path
+    make_folder: Callable[[], object]
+    is_written: bool = False
+    has_history: bool = False  # what the allocator did before, because the program records that
+    problem: str = ""  # why it could not be written
+    seconds: float = 0.0  # that it took, each time together
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,8 @@ def pytest_runtest_makereport(
         shared_regions.note_failure_in_scopes(item)
     judge = item.stash.get(_measuring(item.config).judge_key, None)
     if judge is not None and call.when == "call":
+        if not report.failed:  # also a test that is expected to fail
+            judge.files.remove()
         judge.add_explanations(report)
         _name_repairs(item, call, report)
     if judge is not None and call.when != "setup":

@@ -26,6 +26,7 @@ from pytest_cka_memory.plugin.options import is_narrowed
 from pytest_cka_memory.plugin.plan import ItemPlan, compared_key, plan_of
 from pytest_cka_memory.plugin.pytest_private import fail, terminal_width
 from pytest_cka_memory.plugin.settings import Settings, settings_key
+from pytest_cka_memory.plugin.snapshot_files import SnapshotFiles
 from pytest_cka_memory.reports import junit
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class ItemJudge:
         self._explainer = ItemExplainer(item)
         self.probe = probe_for(item, self._explainer)
         """Measures the regions of the test and of its fixtures."""
+        self.files = SnapshotFiles(item, self.probe.meter)
         self._call = CallOutcome()
         self._judged = 0
         """How many of the probe's regions were judged."""

@@ -16,7 +16,6 @@ import pytest
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.plugin.device import history_recorded, snapshot_line
 from pytest_cka_memory.plugin.judging import (
     CallOutcome,
     ItemJudge,
@@ -27,7 +26,6 @@ from pytest_cka_memory.plugin.judging import (
 )
 from pytest_cka_memory.plugin.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import fail
-from pytest_cka_memory.plugin.settings import settings_key
 
 __all__ = [
     "around_call",
@@ -80,13 +78,13 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
     Yields:
         What is to be called when a run of the function has ended, if it runs several times.
     """
-    probe, settings = judge.probe, item.config.stash[settings_key]
+    probe = judge.probe
     in_fixtures = len(probe.records)
     whole = judge.begin_call()
     region: Region | None = None
     returned = False
     compared: Sequence[tuple[str, RegionRecord]] = ()
-    with history_recorded(settings.snapshots, probe.meter):
+    with judge.files.written():
         try:
             with whole.measure() as region:
                 region.label = ""  # that of the test is enough
@@ -108,7 +106,8 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
             outcome = CallOutcome(True, returned, untouched, compared)
             judgement = judge.end_call(outcome, whole.records)
             failed = not returned or judgement.is_broken
-            if failed and (line := snapshot_line(settings, item.nodeid, probe)):
+            ended_by = None if returned else sys.exc_info()[1]
+            if line := judge.files.end(ended_by, failed=failed):
                 item.add_report_section("call", "cka-memory", line)
     judge.fail_on_breach(judgement)
 

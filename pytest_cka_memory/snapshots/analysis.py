@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -76,6 +75,7 @@ class Analysis:
     refusals: list[Refusal]
     seconds: float | None
     blocks: _Blocks = field(repr=False)
+    reserve: Levels = field(repr=False)
 
     def live(self, moment: Moment) -> list[Live]:
         """Return what each place had in use at a moment, largest first."""
@@ -101,6 +101,39 @@ class Analysis:
     def start_bytes(self) -> int:
         """What was in use when the recording began."""
         return self.beginning.used_bytes
+
+
+class Levels:
+    """The reserve over time.
+
+    Args:
+        bytes: when the recording began.
+    """
+
+    def __init__(self, bytes: int) -> None:
+        self.steps, self.levels = array("I", [0]), array("Q", [bytes])
+        """The number of allocations and releases before each change; the reserve after it."""
+
+    def add(self, step: int, level: int) -> None:
+        """Note a change."""
+        self.steps.append(step)
+        self.levels.append(level)
+
+    def highest(self, moments: Sequence[int]) -> list[int]:
+        """Return the highest reserve from each moment until the next one.
+
+        Args:
+            moments: numbers of allocations and releases, in order, from 0.
+        """
+        found, level, at = [], self.levels[0], 0
+        for end in [*moments[1:], 2**32]:
+            highest = level
+            while at < len(self.steps) and self.steps[at] < end:
+                level = self.levels[at]
+                highest = max(highest, level)
+                at += 1
+            found.append(highest)
+        return found
 
 
 class _Blocks:
@@ -172,6 +205,7 @@ class _Walk:
         peak = (used, -1, 0, reserved)
         reserved_peak = (reserved, -1, 0, used)
         refusals: list[tuple[int, int, int, int]] = []
+        reserve = Levels(reserved)
         rows = zip(device.actions, device.addresses, device.sizes, device.places, strict=True)
         for number, (action, address, size, site) in enumerate(rows):
             if action == ALLOC:
@@ -190,10 +224,12 @@ class _Walk:
                     blocks.ends[block] = step
             elif action in (SEGMENT_ALLOC, SEGMENT_MAP):
                 reserved += size
+                reserve.add(step, reserved)
                 if reserved > reserved_peak[0]:
                     reserved_peak = (reserved, number, step, used)
             elif action in (SEGMENT_FREE, SEGMENT_UNMAP):
                 reserved -= size
+                reserve.add(step, reserved)
             elif action == OUT_OF_MEMORY:
                 refusals.append((number, step, used, reserved))
         moment = self._moment
@@ -216,6 +252,7 @@ class _Walk:
             ],
             self._seconds(len(device) - 1),
             blocks,
+            reserve,
         )
 
     def _moment(self, event: int, step: int, used: int, reserved: int) -> Moment:
@@ -258,9 +295,3 @@ def kinds(snapshot: Snapshot, rows: Sequence[Live]) -> list[tuple[str, int]]:
         kind = kind_of(snapshot, row.site)
         sizes[kind] = sizes.get(kind, 0) + row.bytes
     return sorted(sizes.items(), key=lambda item: -item[1])
-
-
-def reserve_at(analysis: Analysis, events: Sequence[int], levels: Sequence[int], event: int) -> int:
-    """Return the reserve after an event, from the events that changed it."""
-    at = bisect_right(events, event)
-    return levels[at - 1] if at else analysis.beginning.reserved_bytes

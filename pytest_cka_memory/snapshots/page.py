@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_cka_memory.core.memory_timeline import Place, Recording, picture_of
+from pytest_cka_memory.core.memory_timeline import Place, Recording, moments_of, picture_of
 from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import template
@@ -166,7 +166,17 @@ def _picture(read: Read, found: Analysis) -> dict[str, Any]:
         memory["views"] = {"line": memory["views"]["line"]}
         memory["groups"] = [[*group[:-1], group[-1][-1:]] for group in memory["groups"]]
         memory["places"] = [[*texts, []] for texts in memory["places"]]  # nothing holds them now
+        memory["reserve"] = _changes(found.reserve.highest(moments_of(memory)))
     return picture
+
+
+def _changes(levels: Sequence[int]) -> list[int]:
+    """Return pairs of an index and the level from there on, in one list."""
+    runs: list[int] = []
+    for index, level in enumerate(levels):
+        if not runs or runs[-1] != level:
+            runs += [index, level]
+    return runs
 
 
 def _reserve(read: Read, found: Analysis) -> Iterator[str]:

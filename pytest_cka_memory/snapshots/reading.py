@@ -116,6 +116,11 @@ class Device:
         return map(Event, self.actions, self.addresses, self.sizes, self.streams, self.pools)
 
     @property
+    def is_of_refusal(self) -> bool:
+        """Whether nothing was recorded but that an allocation was refused, with what was live."""
+        return set(self.actions) == {OUT_OF_MEMORY}
+
+    @property
     def is_used(self) -> bool:
         """Whether anything was recorded of it."""
         return bool(self.actions or self.segments)

@@ -9,8 +9,10 @@ from typing import Any
 
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.snapshots import unpickling
+from pytest_cka_memory.snapshots.analysis import Analysis
 from pytest_cka_memory.snapshots.lines import Lines
 from pytest_cka_memory.snapshots.replays import Exactness
+from pytest_cka_memory.snapshots.snapshot_text import RECORD
 from pytest_cka_memory.snapshots.trials import Trial, Trials
 from pytest_cka_memory.units import MB, counted
 
@@ -43,6 +45,60 @@ def lines(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
     yield ""
     yield from _advice(found, lines_of)
     yield from _notes(found)
+
+
+def lines_at_refusal(name: str, found: Analysis, usable_bytes: int | None, card: str) -> list[str]:
+    """Return what the memory that was live when it ended says of settings, without a recording.
+
+    Args:
+        name: of the file.
+        found: what it says.
+        usable_bytes: what a program can have of the card that was asked for; None for that of the
+            file.
+        card: the name of that card.
+    """
+    moment, refused = found.refusals[-1].moment, found.refusals[-1].requested_bytes
+    if usable_bytes is None:
+        usable_bytes, card = moment.reserved_bytes + found.refusals[-1].free_bytes, "the card"
+    needed = moment.used_bytes + refused
+    sizes = f"{_mb(moment.used_bytes)} in use and the {_mb(refused)} that were refused"
+    text = [
+        f"{one_line(name)}, cuda:{found.device.index}: it has what was live when an allocation was "
+        "refused, and no allocation before it, so there is nothing to replay"
+    ]
+    if needed > usable_bytes:
+        return [
+            *text,
+            f"no setting is enough: the {sizes} are {_mb(needed)}, and {card} has "
+            f"{_mb(usable_bytes)} for a program. The program has to allocate less",
+        ]
+    if moment.reserved_bytes + refused <= usable_bytes:
+        return [
+            *text,
+            f"{card} is enough until then, with any setting: {_mb(moment.reserved_bytes)} reserved "
+            f"and the {_mb(refused)} that were refused, of {_mb(usable_bytes)} for a program",
+        ]
+    return [
+        *text,
+        f"a setting may be enough: the {sizes} are {_mb(needed)} of {_mb(usable_bytes)} that "
+        f"{card} has for a program; {_mb(moment.reserved_bytes - moment.used_bytes)} of the "
+        "reserve were free and in pieces",
+        "to find it, run pytest with --cka-memory-snapshots=FOLDER, or write at the start",
+        f"  {RECORD}",
+    ]
+
+
+def data_at_refusal(name: str, found: Analysis) -> dict[str, Any]:
+    """Return the same as builtin types, sizes in bytes."""
+    refusal = found.refusals[-1]
+    return {
+        "file": name,
+        "device": found.device.index,
+        "usable_bytes": refusal.moment.reserved_bytes + refusal.free_bytes,
+        "in_use_bytes": refusal.moment.used_bytes,
+        "refused_bytes": refusal.requested_bytes,
+        "trials": [],
+    }
 
 
 def _torch() -> str:

@@ -10,7 +10,7 @@ from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.snapshots import reserve, settings
 from pytest_cka_memory.snapshots.analysis import Analysis, Moment, Refusal, analysed, kinds
-from pytest_cka_memory.snapshots.lines import Line, Lines
+from pytest_cka_memory.snapshots.lines import BEFORE, Line, Lines
 from pytest_cka_memory.snapshots.reading import Snapshot
 from pytest_cka_memory.units import MB, counted
 
@@ -19,6 +19,9 @@ _FEWER_LINES = 3
 _MOST_REFUSALS = 3
 _MOST_DIFFERENCES = 15
 _MOST_ROWS = 64
+RECORD = 'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")'
+"""The line that records."""
+_OLDER = "memory that is older than the test, whose lines are not known"
 _LEAST_KEPT = 0.02
 """A share of the reserve: what keeps less from being released is not worth a line."""
 
@@ -71,6 +74,9 @@ def text(files: Sequence[Read]) -> Iterator[str]:
 
 def _device(read: Read, found: Analysis) -> Iterator[str]:
     device = found.device
+    if device.is_of_refusal:
+        yield from _at_refusal(read, found)
+        return
     time = "" if found.seconds is None else f" over {found.seconds:,.1f} s"
     known = settings.recorded(read.snapshot.settings) or "torch's default settings"
     yield (
@@ -87,7 +93,7 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
         yield f"highest reserved  {_moment(found.reserved_peak, 'in use')}"
     else:
         yield "it has no events, only what was there at its end: record them before, with"
-        yield '  torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")'
+        yield f"  {RECORD}"
     live = found.live(found.peak)
     if device.actions:
         yield from _lines("in use at the peak, by line:", read.lines.grouped(live), _MOST_LINES)
@@ -110,7 +116,29 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
         yield f"under other settings: python -m pytest_cka_memory replay {read.name}"
 
 
-def _reserve(read: Read, found: Analysis) -> Iterator[str]:
+def _at_refusal(read: Read, found: Analysis) -> Iterator[str]:
+    """Yield what a file says that was written when memory was refused, without a recording."""
+    yield (
+        f"{read.name}, cuda:{found.device.index}: what was live when an allocation was refused; "
+        "what came before was not recorded"
+    )
+    refusal = found.refusals[-1]
+    yield _refused(read, refusal, "out of memory:")
+    live = found.live(refusal.moment)
+    rows = [
+        row._replace(line=_OLDER, kind="unknown") if row.line == BEFORE else row
+        for row in read.lines.grouped(live)
+    ]
+    yield from _lines("in use then, by line:", rows, _MOST_LINES)
+    kinds_then = _kinds(read.snapshot, live, refusal.moment.used_bytes)
+    yield kinds_then.replace(BEFORE, "older than the test")
+    yield from _reserve(read, found, "then")
+    yield "to record what comes before, run pytest with --cka-memory-snapshots=FOLDER, or write at"
+    yield f"the program's start {RECORD}"
+    yield f"whether a setting may be enough: python -m pytest_cka_memory replay {read.name}"
+
+
+def _reserve(read: Read, found: Analysis, when: str = "at the end") -> Iterator[str]:
     """Yield what the reserve at the end consists of, and what keeps its free parts.
 
     Nothing is yielded if the program has freed its memory after it ran out: then the reserve at the
@@ -120,7 +148,7 @@ def _reserve(read: Read, found: Analysis) -> Iterator[str]:
     if not found.device.segments or (used and found.end.used_bytes < max(used) / 2):
         return
     state = reserve.explained(read.snapshot, found.device)
-    yield "the reserve at the end:"
+    yield f"the reserve {when}:"
     yield from (f"  {line}" for line in reserve_lines(state.parts))
     kept = reserve.kept_by_line(found.device, state, read.lines)
     least = _LEAST_KEPT * found.end.reserved_bytes
@@ -172,13 +200,17 @@ def _kinds(snapshot: Snapshot, live: Sequence[Any], total: int) -> str:
 def _refusal(read: Read, found: Analysis, refusal: Refusal) -> Iterator[str]:
     moment = refusal.moment
     time = "" if moment.seconds is None else f" ({moment.seconds:,.2f} s)"
-    yield (
-        f"out of memory at event {moment.event:,}{time}: {_mb(refusal.requested_bytes)} were asked "
-        f"for by {read.lines.text(refusal.site)[0]}; {_mb(refusal.free_bytes)} were free on the "
-        f"card, and of {_mb(moment.reserved_bytes)} reserved {_mb(moment.used_bytes)} in use"
-    )
+    yield _refused(read, refusal, f"out of memory at event {moment.event:,}{time}:")
     rows = read.lines.grouped(found.live(moment))
     yield from _lines("  in use then, by line:", rows, _FEWER_LINES)
+
+
+def _refused(read: Read, refusal: Refusal, start: str) -> str:
+    return (
+        f"{start} {_mb(refusal.requested_bytes)} were asked for by "
+        f"{read.lines.text(refusal.site)[0]}; {_mb(refusal.free_bytes)} were free on the card, and "
+        f"of {_mb(refusal.moment.reserved_bytes)} reserved {_mb(refusal.moment.used_bytes)} in use"
+    )
 
 
 def _side_by_side(rows: Sequence[tuple[Read, Analysis]]) -> Iterator[str]:

@@ -47,3 +47,43 @@ def test_a_law_survives_the_update_of_its_file(session, baseline_path: Path) -> 
     run = session(PLAIN, *options, "--cka-memory-update-baseline", forked=True)
     assert "1 unchanged" in run.text
     assert baseline_path.read_text() == before
+
+
+STEPS = """
+import torch
+
+def step(batch, seq=64):
+    hidden = torch.zeros(batch, seq, 1024, device="cuda")
+    scores = torch.zeros(batch, seq, seq, device="cuda")
+    return torch.softmax(scores, -1), hidden
+"""
+SESSION = """
+def test_it(cka_memory):
+    law = cka_memory.law("steps.py:step", batch=(1, 2, 4), card="{card}")
+    assert law.degree("batch") == 1
+"""
+
+
+@pytest.mark.emulates
+@pytest.mark.parametrize("device", ["cpu", "emulate:cuda:a10,values=off"])
+def test_committed_law_of_a_step_by_name(
+    session, pytester: pytest.Pytester, baseline_path: Path, device: str, forked_children: None
+) -> None:
+    """It is compared in a session on any device; another card is another law."""
+    options = f"--cka-memory-device={device}", f"--cka-memory-baseline={baseline_path}"
+    pytester.makepyfile(steps=STEPS)
+    run = session(SESSION.format(card="t4"), *options, "--cka-memory-update-baseline", forked=True)
+    run.assert_outcomes(passed=1)
+    line = json.loads(baseline_path.read_text())[1]
+    assert line["label"] == "law of steps.py:step"
+    assert line["law"]["on"] == "emulate:cuda:t4,values=off"
+    assert next(iter(line["law"]["pieces"][0]["terms"][0]["lines"])).startswith("steps.py:")
+    session(SESSION.format(card="t4"), *options, forked=True).assert_outcomes(passed=1)
+    run = session(SESSION.format(card="h100"), *options, forked=True)
+    run.assert_outcomes(failed=1)
+    text = " ".join(run.text.split())
+    assert "was measured on emulate:cuda:t4,values=off, and this one on emulate:cuda:h100" in text
+    pytester.makepyfile(steps=STEPS.replace("seq, 1024", "seq, 2048"))
+    run = session(SESSION.format(card="t4"), *options, forked=True)
+    run.assert_outcomes(failed=1)
+    assert "It was 294,912 · batch, it is 557,056 · batch" in " ".join(run.text.split())

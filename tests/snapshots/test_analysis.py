@@ -8,7 +8,7 @@ import pytest
 from pytest_cka_memory.cli.main import OK, main
 from pytest_cka_memory.core.memory_timeline import RecordedBlock
 from pytest_cka_memory.snapshots import settings
-from pytest_cka_memory.snapshots.analysis import analysed, kinds
+from pytest_cka_memory.snapshots.analysis import Levels, analysed, kinds
 from pytest_cka_memory.snapshots.lines import BEFORE, NO_STACK, Lines
 from pytest_cka_memory.snapshots.reading import read
 
@@ -34,6 +34,22 @@ def test_peak_and_reserve_are_those_of_the_events(analysis):
     assert found.reserved_peak == (2, 1, 0.0, 20 * MB, 30 * MB)
     assert found.end == (5, 3, 0.005, 20 * MB, 30 * MB)
     assert (found.steps, found.allocations, found.seconds) == (3, 2, 0.005)
+
+
+@pytest.mark.parametrize(
+    ("moments", "highest"),
+    [
+        pytest.param([0, 1, 2, 3, 4, 5], [5, 9, 9, 4, 4, 4], id="each"),
+        pytest.param([0, 2, 4], [9, 9, 4], id="a-peak-between"),
+        pytest.param([0], [9], id="one"),
+    ],
+)
+def test_reserve_over_time_is_the_highest_until_the_next_moment(moments, highest):
+    """The line of a page with few moments leaves out no peak of the reserve."""
+    levels = Levels(5)
+    for step, level in ((1, 7), (1, 9), (2, 4)):
+        levels.add(step, level)
+    assert levels.highest(moments) == highest
 
 
 def test_lines_have_their_bytes_blocks_callers_and_kinds(analysis):
@@ -225,6 +241,7 @@ def test_page_has_the_timeline_and_the_segments(tmp_path):
     assert "20.0 of 20.0 MB in use" in text
     assert "0.0 of 10.0 MB in use" in text
     assert '"peak":2' in text
+    assert f'"reserve":[0,{20 * MB},1,{30 * MB}]' in text
     assert "before the recording" in text
     assert "before the region" not in text
 

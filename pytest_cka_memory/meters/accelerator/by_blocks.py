@@ -11,7 +11,7 @@ from itertools import compress, count
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, RawFrames
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import cpp_counts
 from pytest_cka_memory.meters.accelerator import blocks_in_use
@@ -273,6 +273,9 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         requested = blocks_in_use.RequestedAllocations(everything, self._device)
         wanted = map(set(addresses).__contains__, everything.blocks.addresses)
         return [requested[place] for place in compress(count(), wanted)]
+
+    def frames_of_blocks(self) -> Mapping[int, RawFrames]:
+        return self._counter.allocations_since(0).frames()
 
     def block_at(self, address: int) -> tuple[int, int] | None:
         return self._counter.block_at(address)

@@ -1,19 +1,19 @@
 """The meter for accelerators: it reads the counters of their caching allocator."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pytest_cka_memory.core.allocations import RawFrames
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.record_parts import Refusal
-from pytest_cka_memory.core.reserve import PoolId, ReserveState, explain_reserve
+from pytest_cka_memory.core.reserve import ReserveState
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import blocks_in_use
-from pytest_cka_memory.meters.accelerator.blocks_in_use import owner_of, segments_of
+from pytest_cka_memory.meters.accelerator.refusals import Lines, refusals_of, reserve_of
 from pytest_cka_memory.meters.accelerator.stats import (
     AllocatorStats,
     Levels,
@@ -25,64 +25,12 @@ from pytest_cka_memory.meters.base import (
     DriverReading,
     Meter,
     Reading,
+    RefusalFile,
     RefusedAllocation,
     Requests,
 )
-from pytest_cka_memory.meters.collector import without_collections
 from pytest_cka_memory.meters.conditions import of_accelerator
 from pytest_cka_memory.meters.patching import JoinedPatches
-
-
-def reserve_of(device: torch.device) -> ReserveState | None:
-    """Return what the reserve of a device consists of; None if it has no snapshot of it."""
-    if not hasattr(torch.get_device_module(device), "memory_snapshot"):
-        return None
-    settings = torch_private.allocator_settings(device.type)
-    # A snapshot makes an object for each block, so that the collector would run.
-    return without_collections(
-        lambda: explain_reserve(segments_of(device), settings, pool_name=_name_of)
-    )
-
-
-def _name_of(pool: PoolId) -> str:
-    return owner_of(pool) or "a private pool"
-
-
-class Refusals:
-    """The last allocation of each device that was refused because memory was missing."""
-
-    def __init__(self, device_type: str) -> None:
-        self._last: dict[int, RefusedAllocation] = {}
-        self.is_observed = torch_private.observe_out_of_memory(device_type, self._note)
-        self._device_type = device_type
-
-    def last(self, device: torch.device) -> RefusedAllocation | None:
-        """Return that of one device; None if none was refused, or nobody knows."""
-        return self._last.get(device.index or 0)
-
-    def _note(self, index: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
-        # An exception here would replace the error that the program gets.
-        try:
-            state = reserve_of(torch.device(self._device_type, index))
-        except Exception:
-            return
-        if state is None:
-            return
-        before = self._last.get(index)
-        refusal = Refusal(requested_bytes, free_bytes, total_bytes)
-        number = 1 if before is None else before.number + 1
-        self._last[index] = RefusedAllocation(number, refusal, state)
-
-
-_refusals: dict[str, Refusals] = {}
-
-
-def refusals_of(device_type: str) -> Refusals:
-    """Return what observes the devices of a type, from now on: the allocator keeps it for ever."""
-    if device_type not in _refusals:
-        _refusals[device_type] = Refusals(device_type)
-    return _refusals[device_type]
-
 
 _MOST_HISTORY_ENTRIES = 1_000_000
 _MOST_REQUESTS = 4_000_000
@@ -233,6 +181,24 @@ class AcceleratorMeter(Meter):
     def refused(self) -> RefusedAllocation | None:
         return self._refusals.last(self._device)
 
+    def open_refusal_file(self, path: Path, make: Callable[[], object]) -> RefusalFile | None:
+        if not self._refusals.is_observed:
+            return None
+        file = RefusalFile(path, make)
+        self._refusals.open(file, self._lines)
+        return file
+
+    def close_refusal_file(self, file: RefusalFile) -> None:
+        self._refusals.close(file)
+
+    def _lines(self) -> Lines:
+        dump = None if self._history.is_ours else self._history.dump
+        return Lines(self.frames_of_blocks, self._device.index, dump)
+
+    def frames_of_blocks(self) -> Mapping[int, RawFrames]:
+        """Return address and frames of each live block whose allocation was seen."""
+        return {}
+
     def driver(self) -> DriverReading | None:
         memory_info = getattr(torch.get_device_module(self._device), "mem_get_info", None)
         return None if memory_info is None else DriverReading(*memory_info(self._device))
@@ -280,7 +246,8 @@ class AllocatorHistory:
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
         self._functions = torch_private.allocator_history(device_type)
-        self._is_ours = False
+        self.is_ours = False
+        """Whether :meth:`record` records, and not the user."""
         self._undo: Callable[[], object] = bool
 
     def record(self) -> bool:
@@ -294,7 +261,7 @@ class AllocatorHistory:
             self._functions.record(max_entries=_MOST_HISTORY_ENTRIES, stacks="python")
         except RuntimeError:  # backend:cudaMallocAsync has the functions but cannot record
             return False
-        self._is_ours = True
+        self.is_ours = True
         self._undo = torch_private.on_history_call(self._device_type, self._leave_to_user)
         return True
 
@@ -309,8 +276,8 @@ class AllocatorHistory:
         """Stop what :meth:`record` has started, unless the user has started or stopped it since."""
         self._undo()
         self._undo = bool
-        if self._is_ours and self._functions is not None:
-            self._is_ours = False
+        if self.is_ours and self._functions is not None:
+            self.is_ours = False
             self._functions.record(enabled=None)
 
     def record_requests(self) -> bool:
@@ -343,7 +310,7 @@ class AllocatorHistory:
         return Requests(*of_action.values())
 
     def _is_recorded(self) -> bool:
-        return self._is_ours or torch_private.records_history(self._device_type)
+        return self.is_ours or torch_private.records_history(self._device_type)
 
     def _leave_to_user(self) -> None:
-        self._is_ours = False
+        self.is_ours = False

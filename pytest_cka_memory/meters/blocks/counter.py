@@ -17,6 +17,7 @@ from pytest_cka_memory.core.allocations import (
     Allocation,
     AllocationGroup,
     Freed,
+    RawFrames,
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
 from pytest_cka_memory.core.memory_timeline import RecordedBlock, Recording
@@ -32,6 +33,7 @@ from pytest_cka_memory.meters.blocks.written import (
     LazySequence,
     PeakGroups,
     WrittenBlocks,
+    frames_with_context,
     module_path,
     note_contexts,
     notes_contexts,
@@ -219,6 +221,12 @@ class BlockAllocations(LazySequence[Block, Allocation]):
     def total_bytes(self) -> int:
         """Return the sum of their bytes."""
         return sum(self.blocks.sizes)
+
+    def frames(self) -> dict[int, RawFrames]:
+        """Return the address of each block whose stack is known -> its frames."""
+        of_stack = {stack: frames_with_context(stack) for stack in self._sites}
+        pairs = zip(self.blocks.addresses, self.blocks.stacks, strict=True)
+        return {address: of_stack[stack] for address, stack in pairs if of_stack[stack]}
 
     def live(self) -> Iterator[Allocation]:
         """Return those that have not been freed."""

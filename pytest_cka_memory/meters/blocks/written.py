@@ -184,6 +184,25 @@ def context_of(stack: int) -> Context | None:
     return Context(_module_of(stack)[1]) if notes_contexts() else None
 
 
+def frames_with_context(stack: int) -> RawFrames:
+    """Return the frames of a stack, and first the function of torch that shows what it is for.
+
+    That function is one of the frames, of which only those of users' code are noted.
+    """
+    frames = frames_of(stack)
+    code = _code_of().get(context_of(stack) or Context.UNKNOWN)
+    return frames if code is None else ((code, 0), *frames)
+
+
+@cache
+def _code_of() -> dict[Context, CodeType]:
+    """Return the first function of torch that shows each context."""
+    found: dict[Context, CodeType] = {}
+    for code, context in _contexts():
+        found.setdefault(context, code)
+    return found
+
+
 @cache
 def notes_modules() -> bool:
     """Note the innermost running module of each stack, if the layout of frames here is known."""

@@ -34,7 +34,8 @@
     const levels = (runs) => spread(runs, moments.length);
     const views = Object.fromEntries(Object.entries(memory.views).map(([name, view]) =>
       [name, view.map(([label, runs]) => ({ label, levels: levels(runs) }))]));
-    return (memory.unpacked = { ...memory, moments, views, before: levels(memory.before) });
+    const reserve = memory.reserve && { levels: levels(memory.reserve) };
+    return (memory.unpacked = { ...memory, moments, views, before: levels(memory.before), reserve });
   }
 
   // The index of the last moment at or before an event.
@@ -71,7 +72,7 @@
     bands.forEach((band) => { band.atPeak = band.levels[drawn.peak]; });
     chosen = -1;
     byId("blocks").hidden = true;
-    byId("bands").replaceChildren(...bands.map(row));
+    byId("bands").replaceChildren(...(drawn.reserve ? [reserveRow(drawn.reserve)] : []), ...bands.map(row));
     draw();
   }
 
@@ -87,13 +88,27 @@
     return band.row;
   }
 
+  function reserveRow(reserve) {
+    const name = make("span", { className: "tl-plain" }, make("i", { className: "tl-line" }), make("span", { textContent: "reserved by the allocator, the line" }));
+    reserve.cell = make("td", {});
+    return make("tr", {}, reserve.cell, make("td", { textContent: sizeWithUnit(reserve.levels[drawn.peak]) }), make("td", { className: "word" }, name));
+  }
+
   function roundStep(step) {
     const power = 10 ** Math.floor(Math.log10(step));
     return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= step * 0.999);
   }
 
+  const x = (at) => (WIDE * Math.min(1, Math.max(0, share(drawn.moments[at])))).toFixed(1);
+
+  function line(levels, first, last, high) {
+    let there = "";
+    for (let at = first; at <= last; at += 1)
+      there += `${there ? "V" : `M${x(at)},`}${(WIDE * (1 - levels[at] / high)).toFixed(1)}H${at < last ? x(at + 1) : WIDE}`;
+    return there;
+  }
+
   function path(lower, upper, first, last, high) {
-    const x = (at) => (WIDE * Math.min(1, Math.max(0, share(drawn.moments[at])))).toFixed(1);
     const y = (value) => (WIDE * (1 - value / high)).toFixed(1);
     let there = `M${x(first)},${y(upper[first])}`, back = "";
     for (let at = first; at <= last; at += 1) {
@@ -119,7 +134,9 @@
     const tops = [new Float64Array(count)];
     for (const band of bands)
       tops.push(tops[tops.length - 1].map((below, at) => below + band.levels[at]));
-    const highest = Math.max(1, ...tops[bands.length].subarray(first, last + 1));
+    const shown = [tops[bands.length], ...(drawn.reserve ? [drawn.reserve.levels] : [])];
+    const room = drawn.reserve ? 1.02 : 1;  // a line at the upper edge would be half hidden
+    const highest = room * Math.max(1, ...shown.flatMap((levels) => [...levels.subarray(first, last + 1)]));
     const [unit, factor] = UNITS.find((row) => highest >= row[1]);
     const step = roundStep(highest / factor / 4), high = Math.ceil(highest / factor / step) * step * factor;
     const digits = Math.max(0, -Math.floor(Math.log10(step)));
@@ -131,6 +148,7 @@
       band.path = svgPath("band", path(tops[n], tops[n + 1], first, last, high), band.style);
       svg.append(band.path);
     });
+    if (drawn.reserve) svg.append(svgPath("reserve", line(drawn.reserve.levels, first, last, high)));
     plot.replaceChildren(svg);
     for (let value = 0; value <= high / factor + step / 2; value += step) {
       const level = value * factor / high;
@@ -158,6 +176,7 @@
     const region = data[byId("region").value], events = Math.floor(to) - Math.ceil(from) + 1;
     const some = moments < events ? ": all of those around the peak, elsewhere the highest of every few" : "";
     const notes = [`Exact to the byte at ${whole(Math.min(moments, events))} of ${whole(events)} moments${some}.`];
+    if (drawn.reserve && some) notes.push("Between them the line has the highest reserve.");
     if (region.merged) notes.push(`There were so many blocks that ${whole(region.merged)} small ones of at most ${sizeWithUnit(region.merged_bytes)} were merged with others from the same line; they are drawn as their average.`);
     if (region.lost) notes.push(`${whole(region.lost)} allocations are missing, because there were too many.`);
     if (drawn.unknown) notes.push(`At the peak ${sizeWithUnit(drawn.unknown)} more were live that no allocation shows.`);
@@ -176,7 +195,9 @@
     const event = drawn.moments[at];
     if (event >= from && event <= to) plot.append(mark("cursor", event));
     const when = at === drawn.peak ? ", the peak" : event === 0 ? ", the start" : "";
-    const text = `${sizeWithUnit(total(at))} live at event ${whole(event)}${when}`;
+    const reserved = drawn.reserve ? `, ${sizeWithUnit(drawn.reserve.levels[at])} reserved,` : "";
+    const text = `${sizeWithUnit(total(at))} live${reserved} at event ${whole(event)}${when}`;
+    if (drawn.reserve) drawn.reserve.cell.textContent = sizeWithUnit(drawn.reserve.levels[at]);
     byId("moment").textContent = text;
     plot.setAttribute("aria-valuenow", event);
     const most = [...bands].sort((a, b) => b.levels[at] - a.levels[at]).slice(0, 3);
@@ -283,7 +304,8 @@
     const number = bandAt(pointer, at);
     tip ??= plot.appendChild(make("div", { className: "tl-tip" }));
     const here = number < 0 ? [] : [make("b", { textContent: `${sizeWithUnit(bands[number].levels[at])}: ${bands[number].label}` })];
-    tip.replaceChildren(...here, `${sizeWithUnit(total(at))} live at event ${whole(drawn.moments[at])}`);
+    const reserved = drawn.reserve ? `, ${sizeWithUnit(drawn.reserve.levels[at])} reserved` : "";
+    tip.replaceChildren(...here, `${sizeWithUnit(total(at))} live${reserved} at event ${whole(drawn.moments[at])}`);
     const right = share(event) > 0.5;
     tip.style.left = right ? "" : `calc(${100 * share(event)}% + 12px)`;
     tip.style.right = right ? `calc(${100 * (1 - share(event))}% + 12px)` : "";

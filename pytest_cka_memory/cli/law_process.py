@@ -1,0 +1,120 @@
+"""What :mod:`pytest_cka_memory.measure.law_processes` starts: it runs a step by its name."""
+
+import builtins
+import pickle
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest_cka_memory
+from pytest_cka_memory.core import places
+from pytest_cka_memory.errors import CkaMemoryError, RegionError
+from pytest_cka_memory.measure.law_processes import IF_ON_CPU
+from pytest_cka_memory.meters.selection import meter_for
+
+_OWN_FILES = (f"{Path(pytest_cka_memory.__file__).parent}/", "<frozen importlib")
+_STALE = "StaleValueError"
+_REMEDY = (
+    "; the step needs values: pass device='emulate:cuda', or emulate:cuda:h100, which computes them"
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do one job, and write the kind of the answer, the answer, and a traceback.
+
+    Args:
+        arguments: the file with the job, that to write, and the device.
+    """
+    source, path, device = arguments
+    answer: tuple[str, Any, str]
+    job: dict[str, Any] = {}
+    try:
+        meter_for(device)  # before the job is read, which may refer to torch
+        job = pickle.loads(Path(source).read_bytes())
+        with places.root(job["root"]) if job["root"] else nullcontext():
+            answer = ("found", _done(job, device), "")
+    except Exception as error:
+        answer = ("error", _passed_on(error, job.get("step", "")), _traceback_of(error))
+    Path(path).write_bytes(pickle.dumps(answer))
+    return 0
+
+
+def _done(job: Mapping[str, Any], device: str) -> Any:
+    from pytest_cka_memory.cli.estimated import NoFunctionError, function_of
+    from pytest_cka_memory.measure.law_runs import LimitedRuns, Runner, find_law, split_sizes
+    from pytest_cka_memory.measure.region_stack import region_stack_for
+
+    stack = region_stack_for(meter_for(device))
+    # It is open before the step's file is run, which may allocate memory too.
+    region = stack.open()
+    try:
+        step = function_of(job["step"])
+        varied, fixed = split_sizes(job["sizes"])
+        if job["wanted"] == "law":
+            law = find_law(stack, step, job["law_of"], job["sizes"])
+            found: Any = law.as_arguments()
+        else:
+            runner = Runner(stack, step, tuple(varied), fixed, job["law_of"])
+            least = tuple(min(values) for values in varied.values())
+            runner.warm_up(least)
+            if job["wanted"] == "sample":
+                found = runner.sample(job["point"])
+            else:
+                limited = LimitedRuns(stack, runner, least)
+                law = pytest_cka_memory.Law(**job["found"], limited=limited)
+                found = law.largest(job["name"], verify=job["verify"], **job["given"])
+    except NoFunctionError as error:
+        raise RegionError(f"law(): {error}") from None
+    finally:
+        with stack.closing(region) as closed:
+            pass
+    if not closed.end.peak_bytes:
+        raise RegionError(
+            f"law(): {job['step']} does not use {device}: nothing was allocated there. Move the "
+            f"model and the data to 'cuda'; {IF_ON_CPU}"
+        )
+    return found
+
+
+def _passed_on(error: Exception, step: str) -> Exception:
+    """Return an exception that the other process can raise.
+
+    That of another class may need modules that the other process has not imported.
+    """
+    kind, text = type(error), f"{type(error).__name__}: {error}"
+    if kind.__name__ == _STALE:
+        return RegionError(f"law(): {step} raised {text}{_REMEDY}")
+    known = isinstance(error, CkaMemoryError) or getattr(builtins, kind.__name__, None) is kind
+    if known and _is_passed(error):
+        return error
+    return RegionError(f"law(): {step} raised {text}")
+
+
+def _is_passed(error: Exception) -> bool:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
+
+
+def _traceback_of(error: Exception) -> str:
+    """Return the traceback from the step on; empty if the step has not raised the error."""
+    if isinstance(error, CkaMemoryError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[0].filename.startswith(_OWN_FILES):
+        del frames[0]
+    if not frames:
+        return ""
+    lines = traceback.format_list(frames)
+    return "".join(["Traceback of the step's process:\n", *lines]) + (
+        "".join(traceback.format_exception_only(error))
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
