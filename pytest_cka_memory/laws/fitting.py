@@ -88,12 +88,12 @@ class Fitted:
     @property
     def residuals(self) -> Mapping[Point, int]:
         """Point -> by how many bytes a run differs from the law, where it should hold."""
-        found = {
+        differences = {
             sample.point: sample.value - self.value_at(sample.point)
             for sample in self.samples
             if self.holds_at(sample.point)
         }
-        return {point: value for point, value in found.items() if value}
+        return {point: value for point, value in differences.items() if value}
 
 
 def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
@@ -138,17 +138,17 @@ def _try(
     if not solver.is_determined or solver.spare < needed_spare:
         return None
     trial = _Trial()
-    found: dict[Polynomial, Moment] = {}
+    moments: dict[Polynomial, Moment] = {}
     others: dict[Site, list[int]] = {}
     for site in {site: None for it in samples for site in it.levels}:
         laws = _laws_of(site, samples, solver)
         for law, moment in laws.items():
-            found.setdefault(law, moment)
+            moments.setdefault(law, moment)
         highest = [max(it.levels.get(site, (0,))) for it in samples]
         if highest != [max((law.at(it.point) for law in laws), default=0) for it in samples]:
             others[site] = highest
     least = tuple(map(min, zip(*points, strict=True)))
-    trial.pieces = [Piece(found[law], law) for law in upper_envelope(found, least)]
+    trial.pieces = [Piece(moments[law], law) for law in upper_envelope(moments, least)]
     trial.is_complete = bool(trial.pieces) and all(
         max(piece.polynomial.at(sample.point) for piece in trial.pieces) == sample.value
         for sample in samples
@@ -311,11 +311,11 @@ def fit(
     for _ in range(len(least) + 1):  # again if the law of a later size holds only from a value on
         before, without = list(least), []
         for index in range(len(least)):
-            found = search.degree_and_least(least, index)
-            if found is None:
+            law_of_axis = search.degree_and_least(least, index)
+            if law_of_axis is None:
                 without.append(index)
             else:
-                degrees[index], least[index] = found
+                degrees[index], least[index] = law_of_axis
         if least == before:
             break
     if without:
