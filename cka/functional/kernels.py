@@ -287,6 +287,9 @@ class RBF:
 
         Args:
             rows: features (n, p).
+
+        Returns:
+            A matrix (n, n); which one depends on the threshold.
         """
         factor = 2 * self.threshold**2
         if self.threshold <= 1:  # similarities near 0 keep their digits in K itself
@@ -307,6 +310,9 @@ class RBF:
 
         Args:
             rows: features (n, p).
+
+        Returns:
+            K, (n, n) in float64, and e, a whole number.
         """
         exponents = self._exponents(rows.to(sum_dtype(rows.device))) / (2 * self.threshold**2)
         exponents = exponents.fill_diagonal_(math.inf)

@@ -289,19 +289,19 @@ def user_frames() -> RawFrames:
 
     A deep network runs many frames of one file, which would hide the code that called it.
     """
-    found: list[tuple[CodeType, int]] = []
+    frames: list[tuple[CodeType, int]] = []
     last = before_last = None
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES_SEARCHED):
-        if frame is None or len(found) == _MAX_FRAMES:
+        if frame is None or len(frames) == _MAX_FRAMES:
             break
         code = frame.f_code
         file = code.co_filename
         if (file != last or last != before_last) and not is_foreign_file[file]:
-            found.append((code, frame.f_lasti))
+            frames.append((code, frame.f_lasti))
             before_last, last = last, file
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 class FramesSite(NamedTuple):

@@ -54,8 +54,8 @@ class ShapeError(ValueError):
         return self
 
     def __str__(self) -> str:
-        given = "is missing" if self.given is MISSING else f"is {shown(self.given)}"
-        return f"{self.path.lstrip('.')} {given}; expected {self.expected}"
+        problem = "is missing" if self.given is MISSING else f"is {shown(self.given)}"
+        return f"{self.path.lstrip('.')} {problem}; expected {self.expected}"
 
 
 class RepeatedKeyError(ValueError):
@@ -68,13 +68,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         RepeatedKeyError: if a key is given twice; names the key, and the test of a region.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        test = f" in the region of {shown(found['nodeid'])}" if "nodeid" in found else ""
+        test = f" in the region of {shown(values['nodeid'])}" if "nodeid" in values else ""
         raise RepeatedKeyError(f"{shown(twice)} is given twice{test}")
-    return found
+    return values
 
 
 def shown(value: object) -> str:
@@ -224,13 +224,13 @@ def _numbers_first(kind: Any, build: _Build) -> _Build:
 
     def build_quickly(value: Any) -> Any:
         try:
-            given = pick(value)
+            fields = pick(value)
         except (KeyError, TypeError, IndexError):
             return build(value)
-        if tuple(map(type, given)) in good and all(
-            number is None or -MAX_NUMBER < number < MAX_NUMBER for number in given
+        if tuple(map(type, fields)) in good and all(
+            number is None or -MAX_NUMBER < number < MAX_NUMBER for number in fields
         ):
-            return kind(*given)
+            return kind(*fields)
         return build(value)
 
     return build_quickly

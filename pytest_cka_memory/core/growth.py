@@ -56,8 +56,10 @@ def steady_growth(samples: Sequence[ProcessSample], warmup: int = PROCESS_WARMUP
     if len(judged) < MIN_JUDGED_SAMPLES:
         return None
     size = len(judged) // _PARTS
+    # Samples that are left over are the first, which are nearest to the warm-up.
     first = len(judged) - size * _PARTS
     parts = [judged[first + size * n : first + size * (n + 1)] for n in range(_PARTS)]
+    # Not the median, which may be a mean of two and so no level that was measured.
     levels = [median_low(sample.bytes for sample in part) for part in parts]
     batches = [mean(sample.batch for sample in part) for part in parts]
     rises = ((levels[n + 1] - levels[n]) / (batches[n + 1] - batches[n]) for n in range(_PARTS - 1))

@@ -48,12 +48,15 @@ def sums(holdings: Iterable[Holding], *, before_region: bool) -> Mapping[str, in
         holdings: what was live at a peak.
         before_region: whether what was allocated before the region counts.
     """
-    found: Counter[str] = Counter()
+    bytes_of_kinds: Counter[str] = Counter()
     for holding in holdings:
         if holding.kind is not None and (before_region or not holding.before_region):
-            found[holding.kind] += holding.bytes
+            bytes_of_kinds[holding.kind] += holding.bytes
     order = {kind: number for number, kind in enumerate(KINDS)}  # a file may have other kinds
-    return dict(sorted(found.items(), key=lambda item: (-item[1], order.get(item[0], len(order)))))
+    largest_first = sorted(
+        bytes_of_kinds.items(), key=lambda item: (-item[1], order.get(item[0], len(order)))
+    )
+    return dict(largest_first)
 
 
 def line(record: RegionRecord, figure: str) -> str:

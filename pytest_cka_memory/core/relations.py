@@ -95,21 +95,21 @@ def relations_of(
     if of is not None and less_than is None and at_most is None and saves is None:
         raise LimitError(f"of={of!r}: write less_than, at_most or saves with it")
     figure = figure or FIGURE_NAMES["peak"]
-    found = []
+    relations = []
     if saves is not None:
         if not isinstance(relative_to, str):
             raise LimitError(f"saves={saves!r}: write also relative_to='ID', the test to save from")
-        found.append(Relation(relative_to, figure, less_bytes=_size(saves)))
+        relations.append(Relation(relative_to, figure, less_bytes=_size(saves)))
     elif isinstance(relative_to, str):
-        found.append(Relation(relative_to, tolerance=tolerance))
+        relations.append(Relation(relative_to, tolerance=tolerance))
     if isinstance(less_than, str):
-        found.append(Relation(less_than, figure, strictly=True))
+        relations.append(Relation(less_than, figure, strictly=True))
     if at_most is not None:
         factor = _FACTOR.fullmatch(at_most) if isinstance(at_most, str) else None
         if factor is None:
             raise LimitError(f"at_most={at_most!r}: write a factor and an id, e.g. '0.5 x eager'")
-        found.append(Relation(factor[2], figure, factor=Fraction(factor[1])))
-    return found
+        relations.append(Relation(factor[2], figure, factor=Fraction(factor[1])))
+    return relations
 
 
 def _size(value: object) -> int:
@@ -236,19 +236,19 @@ class RelationLimit(Limit):
     ) -> Sequence[Verdict]:
         old, new = ({name: getattr(it, name) for name in COMPARED} for it in (other, record))
         tolerance = self.relation.tolerance or parse_tolerance("0%")
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for it in differences(old, new, tolerance, facts):
             noun = COMPARED[it.figure].noun
             if it.new_bytes is None:
                 text = f"{noun} is not known, {format_exact(it.old_bytes)} in {self.reference}"
-                found.append(self._breach(None, 0, text, it.figure))
+                verdicts.append(self._breach(None, 0, text, it.figure))
             elif it.broken:
                 text = excess(it, tolerance, self.reference)
-                found.append(self._breach(it.new_bytes, it.allowed_bytes, text, it.figure))
+                verdicts.append(self._breach(it.new_bytes, it.allowed_bytes, text, it.figure))
         for figure, changes, _ in not_comparable(old, facts):
             text = f"{self.text}: {COMPARED[figure].noun}"
-            found.append(Unjudged(text, f"not comparable: {listed(changes)}"))
-        return found
+            verdicts.append(Unjudged(text, f"not comparable: {listed(changes)}"))
+        return verdicts
 
     def _breach(
         self, measured: float | None, allowed: int, message: str, figure: str = ""
@@ -325,8 +325,8 @@ def _verdicts_of(
         law = getattr(import_module(module), function)(relation)
 
         def find(nodeid: str, label: str) -> RegionRecord | None:
-            found = _other_region(regions.get(nodeid, ()), worker, label, facts)
-            return None if found is None else found.record
+            other = _other_region(regions.get(nodeid, ()), worker, label, facts)
+            return None if other is None else other.record
 
         law = replace(law, find=find)
 
@@ -347,8 +347,8 @@ def _other_region(
     facts: Mapping[str, Mapping[str, Any]],
 ) -> ComparedRegion | None:
     """Return the completed region of a label; of several processes' that of the same one."""
-    found = [it for it in regions if it["label"] == label and it["completed"]]
-    found.sort(key=lambda region: region["worker"] != worker)
-    if not found:
+    ended = [it for it in regions if it["label"] == label and it["completed"]]
+    ended.sort(key=lambda region: region["worker"] != worker)
+    if not ended:
         return None
-    return ComparedRegion(Result.from_dict(found[0]).record, facts[found[0]["worker"]])
+    return ComparedRegion(Result.from_dict(ended[0]).record, facts[ended[0]["worker"]])

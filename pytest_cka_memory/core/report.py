@@ -211,6 +211,7 @@ class ReportBuilder:
 
     def absorb(self, data: Mapping[str, Any]) -> None:
         """Add everything that another rank measured: the same tests on another device."""
+        # Before the tests of the other rank are expected, none of which has finished here.
         missing = {*self.missing, *data["missing"]}
         self.expect(data["expected"])
         self._finished = set(self._expected) - missing

@@ -67,6 +67,7 @@ class Difference:
     @property
     def broken(self) -> bool:
         """Whether it rose by more than the tolerance, or is not known."""
+        # Not with >, which is False for a NaN.
         return self.new_bytes is None or not self.new_bytes <= self.allowed_bytes
 
 

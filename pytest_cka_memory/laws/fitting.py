@@ -88,12 +88,12 @@ class Fitted:
     @property
     def residuals(self) -> Mapping[Point, int]:
         """Point -> by how many bytes a run differs from the law, where it should hold."""
-        found = {
+        differences = {
             sample.point: sample.value - self.value_at(sample.point)
             for sample in self.samples
             if self.holds_at(sample.point)
         }
-        return {point: value for point, value in found.items() if value}
+        return {point: value for point, value in differences.items() if value}
 
 
 def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
@@ -106,6 +106,7 @@ def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
     if len(counts) == 1:
         yield from (Moment(site, number) for number in range(*counts))
         return
+    # Which of them is the highest may change with the size, so the highest is one as well.
     yield Moment(site, None)
     for number in range(min(counts)):
         yield Moment(site, number)
@@ -138,21 +139,23 @@ def _try(
     if not solver.is_determined or solver.spare < needed_spare:
         return None
     trial = _Trial()
-    found: dict[Polynomial, Moment] = {}
+    moments: dict[Polynomial, Moment] = {}
     others: dict[Site, list[int]] = {}
     for site in {site: None for it in samples for site in it.levels}:
         laws = _laws_of(site, samples, solver)
         for law, moment in laws.items():
-            found.setdefault(law, moment)
+            moments.setdefault(law, moment)
         highest = [max(it.levels.get(site, (0,))) for it in samples]
+        # Then its laws do not give its highest level, and it may become the peak.
         if highest != [max((law.at(it.point) for law in laws), default=0) for it in samples]:
             others[site] = highest
     least = tuple(map(min, zip(*points, strict=True)))
-    trial.pieces = [Piece(found[law], law) for law in upper_envelope(found, least)]
+    trial.pieces = [Piece(moments[law], law) for law in upper_envelope(moments, least)]
     trial.is_complete = bool(trial.pieces) and all(
         max(piece.polynomial.at(sample.point) for piece in trial.pieces) == sample.value
         for sample in samples
     )
+    # A line without a law may be the peak far beyond the sizes that were run.
     far = tuple(
         size * _FAR if size != low else size for size, low in zip(points[-1], least, strict=True)
     )
@@ -174,6 +177,7 @@ def _laws_of(site: Site, samples: Sequence[Sample], solver: Solver) -> dict[Poly
     if all(site in it.levels for it in samples):
         for moment in candidates(samples, site):
             vector = tuple(it.at(moment) for it in samples)
+            # Moments with equal levels have one law, and to solve for it takes long.
             if vector not in seen:
                 seen.add(vector)
                 law = solver.solve(vector)
@@ -247,6 +251,8 @@ class _Search:
             if len(axis) >= self.most:
                 break
             self._add_value(base, index)
+        # Small sizes may run other kernels, so they are left out, as few as possible. Only after
+        # that may a line without a law be left that is far below the peak.
         for is_strict in (True, False):
             for first in range(max(1, len(axis) - 1 - self._spare)):
                 degree = self._degree(axis[first:], index, is_strict=is_strict)
@@ -261,6 +267,7 @@ class _Search:
 
         If it is not strict, a line may have none whose level is far below the peak.
         """
+        # A polynomial has one factor more than its degree; the spare samples verify it.
         for degree in range(len(axis) - self._spare):
             degrees = tuple(degree if at == index else 0 for at in range(len(self.names)))
             trial = _try(self.names, axis, degrees, self._spare)
@@ -311,11 +318,11 @@ def fit(
     for _ in range(len(least) + 1):  # again if the law of a later size holds only from a value on
         before, without = list(least), []
         for index in range(len(least)):
-            found = search.degree_and_least(least, index)
-            if found is None:
+            law_of_axis = search.degree_and_least(least, index)
+            if law_of_axis is None:
                 without.append(index)
             else:
-                degrees[index], least[index] = found
+                degrees[index], least[index] = law_of_axis
         if least == before:
             break
     if without:
@@ -349,6 +356,7 @@ def _whole_law(search: _Search, degrees: Point, least: Point) -> Fitted:
     if len(least) == 1 or trial.is_whole:
         return _result(search, degrees, least, trial)
     corner = tuple(values[-1] for values in search.values)
+    # From the corner on, each size needs one value more than its degree.
     if all(
         len(values) + degree < search.most
         for values, degree in zip(search.values, degrees, strict=True)
@@ -372,6 +380,7 @@ def _at_grid(search: _Search, degrees: Point, least: Point) -> _Trial:
     search.at_all(product(*grid))
     search.at(tuple(values[-1] for values in allowed))
     samples = [it for it in search.samples if all(map(int.__ge__, it.point, least))]
+    # No spare samples are needed: each size alone was verified before, with some of its own.
     trial = _try(search.names, samples, degrees, needed_spare=0)
     assert trial is not None, "a grid determines all terms"
     return trial

@@ -52,10 +52,10 @@ class Largest(int):
         cls, value: int, by_law: int, how: str, *, reserved_bytes: int | None = None
     ) -> "Largest":
         """Return a value with what is known of it; it is verified if a reserve is given."""
-        found = cls(value)
-        found.is_verified, found.reserved_bytes = reserved_bytes is not None, reserved_bytes
-        found.by_law, found.how = by_law, how
-        return found
+        largest = cls(value)
+        largest.is_verified, largest.reserved_bytes = reserved_bytes is not None, reserved_bytes
+        largest.by_law, largest.how = by_law, how
+        return largest
 
 
 def limit_bytes(card: str | None, memory: object) -> int:

@@ -114,9 +114,6 @@ class Law:
         Args:
             name: of the size.
 
-        Returns:
-            The power, 0 or more.
-
         Raises:
             ValueError: if the law has no such size.
         """
@@ -280,9 +277,6 @@ class Law:
         Args:
             **sizes: a value for each size of the law.
 
-        Returns:
-            The figure in bytes.
-
         Raises:
             ValueError: if a size is missing or unknown, or the law was read from a file.
             RegionError: if the step runs out of memory.
@@ -301,9 +295,6 @@ class Law:
             name: of the size; by default the last one.
             ax: where to draw; by default a new figure of matplotlib.
             **sizes: values of the other sizes; by default the smallest.
-
-        Returns:
-            What was drawn on.
 
         Raises:
             MissingPackageError: if matplotlib is not installed.

@@ -80,16 +80,16 @@ class Polynomial:
         return max((powers[index] for powers, _ in self.terms), default=0)
 
     def __add__(self, other: "Polynomial") -> "Polynomial":
-        found = dict(self.terms)
+        factors = dict(self.terms)
         for powers, factor in other.terms:
-            found[powers] = found.get(powers, Fraction(0)) + factor
-        return polynomial(self.names, found)
+            factors[powers] = factors.get(powers, Fraction(0)) + factor
+        return polynomial(self.names, factors)
 
     def __sub__(self, other: "Polynomial") -> "Polynomial":
-        found = dict(self.terms)
+        factors = dict(self.terms)
         for powers, factor in other.terms:
-            found[powers] = found.get(powers, Fraction(0)) - factor
-        return polynomial(self.names, found)
+            factors[powers] = factors.get(powers, Fraction(0)) - factor
+        return polynomial(self.names, factors)
 
     def shifted(self, point: Sequence[int]) -> "Polynomial":
         """Return the polynomial of how far each size is above `point`.
@@ -104,13 +104,13 @@ class Polynomial:
             >>> polynomial(("n",), {(1,): 3}).shifted((10,))
             30 + 3 · n
         """
-        found: dict[Exponents, Fraction] = {}
+        factors: dict[Exponents, Fraction] = {}
         for powers, factor in self.terms:
             for lower in product(*(range(power + 1) for power in powers)):
                 ways = prod(map(comb, powers, lower))
                 rest = prod(map(pow, point, (p - q for p, q in zip(powers, lower, strict=True))))
-                found[lower] = found.get(lower, Fraction(0)) + factor * ways * rest
-        return polynomial(self.names, found)
+                factors[lower] = factors.get(lower, Fraction(0)) + factor * ways * rest
+        return polynomial(self.names, factors)
 
     def __str__(self) -> str:
         text = ""
@@ -312,17 +312,19 @@ def nearest(
         raise ValueError(f"{len(points)} points do not determine {len(terms)} terms") from None
     weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
     right = [sum(map(Fraction.__mul__, column, weighted), Fraction(0)) for column in columns]
-    found = (sum(map(Fraction.__mul__, row, right), Fraction(0)) for row in inverse)
-    rounded = (Fraction(f"{float(factor):.6g}") for factor in found)
+    factors = (sum(map(Fraction.__mul__, row, right), Fraction(0)) for row in inverse)
+    rounded = (Fraction(f"{float(factor):.6g}") for factor in factors)
     return polynomial(names, dict(zip(terms, rounded, strict=True)))
 
 
-def upper_envelope(found: Iterable[Polynomial], least: Sequence[int]) -> tuple[Polynomial, ...]:
+def upper_envelope(
+    polynomials: Iterable[Polynomial], least: Sequence[int]
+) -> tuple[Polynomial, ...]:
     """Return those that are not below another one wherever all sizes are `least` or more.
 
     What is left out is surely never the highest; what is kept may not be either.
     """
-    shifted = [(each, each.shifted(least)) for each in dict.fromkeys(found)]
+    shifted = [(each, each.shifted(least)) for each in dict.fromkeys(polynomials)]
     far = [4 * value + 4 for value in least]
     shifted.sort(key=lambda pair: -pair[1].at(far))
     kept: list[tuple[Polynomial, Polynomial]] = []

@@ -26,10 +26,12 @@ def lines_of(
     """Yield the text of a law: its pieces, the terms of the first by line, and what is not sure."""
     pieces = fitted.highest_pieces()
     samples = counted(len(fitted.samples), "sample")
-    given = "the law gives each of them" if fitted.is_exact else "no polynomial gives all of them"
+    how_well = (
+        "the law gives each of them" if fitted.is_exact else "no polynomial gives all of them"
+    )
     if fitted.is_exact and fitted.switches:
-        given = f"the law gives each from {_sizes(fitted, fitted.least)} on"
-    yield f"{figure} on {device}, in bytes: {counted(runs, 'run')}, {samples}, {given}"
+        how_well = f"the law gives each from {_sizes(fitted, fitted.least)} on"
+    yield f"{figure} on {device}, in bytes: {counted(runs, 'run')}, {samples}, {how_well}"
     sign = "=" if fitted.is_exact else "≈"
     for number, piece in enumerate(pieces[:_MOST_PIECES]):
         yield f"{'or, if higher,' if number else figure} {sign} {piece.polynomial}"

@@ -48,11 +48,11 @@ class PeakLaw(Limit):
         """Judge the region of the largest sizes, if all others are known."""
         if not self._is_judged_here:
             return None
-        found = self._known(record)
-        missing = len(self.points) - len(found)
+        records = self._known(record)
+        missing = len(self.points) - len(records)
         if missing:
             return Unjudged(self.text, f"{missing} of {len(self.points)} sizes have not run yet")
-        return self._verdict(found)
+        return self._verdict(records)
 
     def pending(self, record: RegionRecord) -> dict[str, Any] | None:
         """Return what judges a region later, in builtin types; None if it was judged."""
@@ -79,24 +79,24 @@ class PeakLaw(Limit):
         return self.nodeid == largest
 
     def _known(self, record: RegionRecord) -> dict[Point, RegionRecord]:
-        found = {}
+        records = {}
         for nodeid, point in self.points.items():
             known = record if nodeid == self.nodeid else self.find(nodeid, record.label)
             if known is not None and known.completed:
-                found[point] = known
-        return found
+                records[point] = known
+        return records
 
-    def _verdict(self, found: Mapping[Point, RegionRecord]) -> Verdict:
+    def _verdict(self, records: Mapping[Point, RegionRecord]) -> Verdict:
         names = tuple(self.degrees)
         for index, name in enumerate(names):
-            values = sorted({point[index] for point in found})
+            values = sorted({point[index] for point in records})
             needed = self.degrees[name] + 2
             if len(values) < needed:
                 return self._breach(
                     f"cannot be judged: {name} has {len(values)} values and {needed} are needed; "
                     f"parametrize the test by e.g. {needed} values, each twice the one before"
                 )
-        samples = [_sample(point, record) for point, record in sorted(found.items())]
+        samples = [_sample(point, record) for point, record in sorted(records.items())]
         samples.sort(key=lambda sample: (sum(sample.point), sample.point))
         allowed = tuple(self.degrees.values())
         ways = sorted(product(range(_MORE + 1), repeat=len(names)), key=sum)
@@ -139,12 +139,12 @@ class PeakLaw(Limit):
 
 
 def _grows(law: Law, name: str, allowed: int, term: Term) -> str:
-    found = term.powers[name]
+    power = term.powers[name]
     lines = [f"{line} ({number_text(share)})" for line, share in term.lines[:_MOST_LINES]]
     made = f"; it is made by {', '.join(lines)}" if lines else f"; at {term.piece}"
-    piece = next(it for it in law.pieces if it.degree(name) == found)
+    piece = next(it for it in law.pieces if it.degree(name) == power)
     return (
-        f"the peak grows with {name} to the power of {found}, allowed {allowed}: "
+        f"the peak grows with {name} to the power of {power}, allowed {allowed}: "
         f"peak = {piece} bytes. The term is {term}{made}"
     )
 
@@ -185,8 +185,8 @@ def peak_law(**degrees: object) -> PeakLaw:
         if isinstance(degree, bool) or not isinstance(degree, int) or not 0 <= degree <= 4:
             raise LimitError(f"{name}={degree!r}: write a power from 0 to 4")
         known[name] = degree
-    given = ", ".join(f"{name}={degree}" for name, degree in known.items())
-    return PeakLaw(f"peak_law({given})", known)
+    arguments = ", ".join(f"{name}={degree}" for name, degree in known.items())
+    return PeakLaw(f"peak_law({arguments})", known)
 
 
 def with_points(

@@ -369,11 +369,7 @@ class MemoryProbe:
         return [region.label for region in still_open]
 
     def forget_from(self, number: int) -> None:
-        """Forget regions that have ended, and their labels.
-
-        Args:
-            number: how many regions, the first ones, are kept.
-        """
+        """Forget the regions that have ended after the first `number` ones, and their labels."""
         forgotten = self.records[number:]
         del self.records[number:]
         self._labels.forget(record.label for record in forgotten)
@@ -382,9 +378,6 @@ class MemoryProbe:
         """Explain the figures of regions that the user has read before `error` was raised.
 
         Only for a probe with an explainer, and for regions that are still referenced.
-
-        Args:
-            error: what the failed comparison has raised.
 
         Returns:
             For each such figure that is not 0: its name, and the region's figures.

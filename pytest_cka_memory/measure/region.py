@@ -423,7 +423,6 @@ class Region(WithRecording, FigureAttributes):
         return display.line_of_region(self.label, self._record)
 
     def _repr_html_(self) -> str:
-        """Return a table of the figures, which notebooks show."""
         from pytest_cka_memory.measure import display
 
         return display.html_of_region(self.label, self._record, self._stack.meter.device)

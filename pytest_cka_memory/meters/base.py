@@ -388,7 +388,11 @@ class Meter(AllocationCounts):
         return []
 
     def refused(self) -> RefusedAllocation | None:
-        """Return the last allocation for which the device had no memory; None if unknown."""
+        """Return the last allocation for which the device had no memory; None if unknown.
+
+        Returns:
+            Its number, what was asked for, and what was reserved then.
+        """
         return None
 
     def open_refusal_file(self, path: Path, make: Callable[[], object]) -> RefusalFile | None:
@@ -402,7 +406,11 @@ class Meter(AllocationCounts):
         """End what :meth:`open_refusal_file` has begun. The file is not removed."""
 
     def driver(self) -> DriverReading | None:
-        """Return what the driver of the device counts; None if the device has no driver."""
+        """Return what the driver of the device counts; None if the device has no driver.
+
+        Returns:
+            Free and total bytes of the card, of all processes.
+        """
         return None
 
     def record_history(self) -> bool:

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 def mro(kind: type) -> tuple[type, ...]:
     """Return a class and its bases, even if its metaclass overrides ``__mro__``."""
-    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
-    return found
+    classes: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    return classes
 
 
 def is_node(kind: type) -> bool:
     """Whether a type is that of an autograd node."""
-    found = (type.__dict__["__dict__"].__get__(cls).get("next_functions") for cls in mro(kind))
-    return any(type(item) is types.GetSetDescriptorType for item in found)
+    descriptors = (
+        type.__dict__["__dict__"].__get__(cls).get("next_functions") for cls in mro(kind)
+    )
+    return any(type(item) is types.GetSetDescriptorType for item in descriptors)
 
 
 def grad_fn_of(tensor: "torch.Tensor") -> Any:
@@ -204,14 +206,14 @@ def _script_tensors(module: torch.jit.ScriptModule) -> list[torch.Tensor]:
 
 def with_subclasses(base: type) -> set[type]:
     """Return `base` and every class derived from it so far."""
-    found = {base}
+    kinds = {base}
     todo = [base]
     while todo:
         # type.__subclasses__ and not cls.__subclasses__: a metaclass may override it.
         subclasses: list[type] = type.__subclasses__(todo.pop())
-        todo.extend(kind for kind in subclasses if kind not in found)
-        found.update(subclasses)
-    return found
+        todo.extend(kind for kind in subclasses if kind not in kinds)
+        kinds.update(subclasses)
+    return kinds
 
 
 def may_be_pinned() -> bool:

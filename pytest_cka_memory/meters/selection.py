@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 
 
-def check_device_name(name: str, found: str = "cpu") -> str:
+def check_device_name(name: str, available: str = "cpu") -> str:
     """Return `name` if it can name a device, whether or not this machine has one.
 
     Args:
         name: a known device type, optionally with an index: ``cuda``, ``cuda:1``.
-        found: the type that torch finds on this machine; backends outside torch have own names.
+        available: the type that torch finds on this machine; backends outside torch have own names.
 
     Raises:
         DeviceError: for any other text.
     """
     kind, _, index = name.partition(":")
-    known = (*KNOWN_DEVICES, found)
+    known = (*KNOWN_DEVICES, available)
     if kind not in known or (":" in name and not (index.isdecimal() and kind != "auto")):
         raise DeviceError(
             f"unknown device {name!r}; write one of {', '.join(KNOWN_DEVICES)}, or e.g. 'cuda:1'"
@@ -56,16 +56,16 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    check_device_name(name, found="cpu" if accelerator is None else accelerator.type)
+    check_device_name(name, available="cpu" if accelerator is None else accelerator.type)
     if kind == "auto":
         return cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
     if accelerator is None or accelerator.type != kind:
-        found = "no accelerator" if accelerator is None else f"only {accelerator.type}"
+        available = "no accelerator" if accelerator is None else f"only {accelerator.type}"
         can_emulate = kind == "cuda" and sys.platform == "linux" and torch.version.cuda is not None
         emulate = ", or emulate:cuda to run CUDA code without a GPU" if can_emulate else ""
         raise DeviceError(
-            f"device {name!r} is not available: torch {torch.__version__} found {found} on this "
-            f"machine; write cpu, or auto to use what is available{emulate}"
+            f"device {name!r} is not available: torch {torch.__version__} found {available} on "
+            f"this machine; write cpu, or auto to use what is available{emulate}"
         )
     index = _index_of(name, preferred)
     if preferred is not None:
@@ -121,10 +121,10 @@ def _index_of(name: str, preferred: int | None) -> int:
     """Return the index of an accelerator of a kind that is available."""
     import torch
 
-    kind, _, given = name.partition(":")
+    kind, _, number = name.partition(":")
     count = torch.accelerator.device_count()
-    if given:
-        index = int(given)
+    if number:
+        index = int(number)
     elif preferred is not None:
         index = preferred % count
     else:

@@ -39,22 +39,23 @@ def bucket_sizes(model: Any) -> list[int]:
 
 def script_references(value: Any) -> list[tuple[str, Any]]:
     """Return what an object of TorchScript holds in C++: parameters, buffers and constants."""
-    found: list[tuple[str, Any]] = []
+    references: list[tuple[str, Any]] = []
     try:
         if isinstance(value, torch.jit.ScriptModule):
             named = [*value.named_parameters(), *value.named_buffers()]
-            found += ((f".{name}", it) for name, it in named)
-            found += _traced_inputs(value)
+            references += ((f".{name}", it) for name, it in named)
+            references += _traced_inputs(value)
         elif isinstance(value, (torch._C.ScriptList, torch._C.ScriptDict)):
             keys = range(len(value)) if isinstance(value, torch._C.ScriptList) else value.keys()
-            found += ((f"[{key!r}]", value[key]) for key in keys)
-            return found
+            references += ((f"[{key!r}]", value[key]) for key in keys)
+            return references
         for number, node in enumerate(value.graph.findAllNodes("prim::Constant")):
             if node.hasAttribute("value") and node.kindOf("value") == "t":
-                found.append((f".graph.findAllNodes('prim::Constant')[{number}]", node.t("value")))
+                text = f".graph.findAllNodes('prim::Constant')[{number}]"
+                references.append((text, node.t("value")))
     except (RuntimeError, AttributeError):  # under construction, or without a forward()
         pass
-    return found
+    return references
 
 
 def _traced_inputs(module: torch.jit.ScriptModule) -> list[tuple[str, Any]]:
@@ -80,10 +81,10 @@ def packed_tensors(value: Any) -> list[Any]:
     try:
         if not value._type().qualified_name().startswith(_PACKED):
             return []
-        found = value.unpack()
+        unpacked = value.unpack()
     except (RuntimeError, AttributeError):  # it has no unpack(), or its library is not available
         return []
-    return list(found) if isinstance(found, tuple) else [found]
+    return list(unpacked) if isinstance(unpacked, tuple) else [unpacked]
 
 
 _RAW_SAVED = "_raw_saved_"

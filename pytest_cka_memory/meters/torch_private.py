@@ -160,10 +160,10 @@ _unwrapped = _found("torch._C._functorch.get_unwrapped", None)
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return what a tensor wraps that ``torch.func`` or ``torch.vmap`` made; None for others."""
-    found = None
+    inner = None
     while _unwrapped is not None and _is_wrapped(tensor):
-        found = tensor = _unwrapped(tensor)
-    return found
+        inner = tensor = _unwrapped(tensor)
+    return inner
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -407,8 +407,8 @@ def allocator_history(device_type: str) -> HistoryFunctions | None:
     """Return the allocator's history functions; None if it has none, so no snapshots exist."""
     memory = getattr(torch.get_device_module(device_type), "memory", None)
     names = ("_record_memory_history", "_dump_snapshot", "_snapshot")
-    found: list[Any] = [getattr(memory, name, None) for name in names]
-    return None if None in found else HistoryFunctions(*found)
+    functions: list[Any] = [getattr(memory, name, None) for name in names]
+    return None if None in functions else HistoryFunctions(*functions)
 
 
 def records_history(device_type: str) -> bool:

@@ -43,14 +43,14 @@ def release_at_setup(item: pytest.Item) -> bool:
     item.config.stash[_previous_key] = item
     if _frames_key in item.stash:  # of an earlier run
         del item.stash[_frames_key]
-    found = [] if previous is None else list(_errors_kept_by(previous)[0])
-    for error in found:
+    errors = [] if previous is None else list(_errors_kept_by(previous)[0])
+    for error in errors:
         _clear_variables(error)
     # Not before the test is run again, because a plugin may have wrapped its method.
     has_failed = previous is not None and previous.stash.get(_failed_key, False)
     if previous is not None and has_failed and previous is not item:
         drop_instance(previous)
-    return bool(found) or has_failed
+    return bool(errors) or has_failed
 
 
 def note_exception(item: pytest.Item, error: BaseException) -> None:
@@ -153,18 +153,18 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
     the attributes to it are not.
     """
     keepers: dict[int, set[tuple[int, str]]] = {}
-    found: dict[int, BaseException] = {}
+    errors: dict[int, BaseException] = {}
     for name, value in vars(item).items():
         if name not in _NOT_SEARCHED and _may_contain(value):
             for error, keeper in _errors_in(value, _MOST_NESTED, (id(item), name)):
                 keepers.setdefault(id(error), set()).add(keeper)
                 for each in _with_causes(error, set()):
-                    found[id(each)] = each
-    for error in found.values():
+                    errors[id(each)] = each
+    for error in errors.values():
         for name, part in _causes(error):
             keepers.setdefault(id(part), set()).add((id(error), name))
     counts = Counter({key: len(each) for key, each in keepers.items()})
-    return list(found.values()), counts
+    return list(errors.values()), counts
 
 
 def _may_contain(value: Any) -> bool:

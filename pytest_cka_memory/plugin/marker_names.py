@@ -24,18 +24,17 @@ def check(session: pytest.Session, unregistered: Collection[str]) -> None:
         pytest.UsageError: with one line for each such name, which names a test. An xdist worker
             cannot stop a session, so there the tests with such markers fail.
     """
-    known = (*MARKERS, NO_ALLOCATIONS)
-    meant = {
-        name: near[0]
-        for name in sorted(unregistered)
-        if (near := get_close_matches(name.lower(), known, n=1, cutoff=_SIMILARITY))
-    }
+    meant = {name: near[0] for name in sorted(unregistered) if (near := _nearest(name))}
     if not meant:
         return
     if process_roles.is_worker(session.config):
         session.config.pluginmanager.register(_Refusal(meant))
         return
     raise pytest.UsageError(*(_found(session.items, *names) for names in meant.items()))
+
+
+def _nearest(name: str) -> list[str]:
+    return get_close_matches(name.lower(), (*MARKERS, NO_ALLOCATIONS), n=1, cutoff=_SIMILARITY)
 
 
 def _found(items: Collection[pytest.Item], name: str, meant: str) -> str:

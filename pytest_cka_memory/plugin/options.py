@@ -203,8 +203,8 @@ def value_of(config: pytest.Config, name: str) -> Any:
 
 def early_device(early_config: pytest.Config) -> str | None:
     """Return the device that the command line or the ini file names, before options are parsed."""
-    given: str | None = early_config.known_args_namespace.cka_memory_device
-    return given or early_config.getini(ini_key("device"))
+    option: str | None = early_config.known_args_namespace.cka_memory_device
+    return option or early_config.getini(ini_key("device"))
 
 
 def early_device_given_by(early_config: pytest.Config) -> str:

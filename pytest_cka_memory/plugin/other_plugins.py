@@ -32,9 +32,9 @@ def _call_each(
     plugins = [implementation.plugin for implementation in implementations]
     for implementation in implementations:
         others = [plugin for plugin in plugins if plugin is not implementation.plugin]
-        one = item.config.pluginmanager.subset_hook_caller(hook, others)
+        caller = item.config.pluginmanager.subset_hook_caller(hook, others)
         try:
-            returned = one(**arguments)
+            returned = caller(**arguments)
         except Exception as raised:
             problem = f"{hook} raised {type(raised).__name__}: {raised}"
             raise error(f"{implementation.plugin_name}: {problem}") from raised
@@ -53,10 +53,10 @@ def limits_of_plugins(item: pytest.Item) -> list[Limit]:
             item.stash[_of_plugins_key] = list(_limits_from_hook(item))
         except LimitError as error:
             item.stash[_of_plugins_key] = error
-    found = item.stash[_of_plugins_key]
-    if isinstance(found, LimitError):
-        raise found
-    return found
+    limits = item.stash[_of_plugins_key]
+    if isinstance(limits, LimitError):
+        raise limits
+    return limits
 
 
 def _limits_from_hook(item: pytest.Item) -> Iterator[Limit]:

@@ -107,14 +107,14 @@ def function_of(code: CodeType) -> ast.AST | None:
     tree = ast.parse(Path(code.co_filename).read_bytes())
     if code.co_name == "<module>":
         return tree
-    found = [
+    functions = [
         node
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and node.name == code.co_name
         and code.co_firstlineno == min([node.lineno, *(d.lineno for d in node.decorator_list)])
     ]
-    return found[0] if len(found) == 1 else None
+    return functions[0] if len(functions) == 1 else None
 
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -182,8 +182,8 @@ def with_argument(site: Site, name: str, value: str) -> Edit | None:
                 *(node.end_lineno, node.end_col_offset),
             )
             return Edit(site.file, (new,))
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    comma = ", " if given and not _has_trailing_comma(site) else ""
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    comma = ", " if arguments and not _has_trailing_comma(site) else ""
     end = Insertion(site.end_line, site.end_column - 1, f"{comma}{name}={value}", _CLOSING)
     return Edit(site.file, (end,))
 
@@ -376,5 +376,5 @@ def diff(edits: Iterable[Edit]) -> list[str]:
 
 def lines_to_change(edits: Iterable[Edit]) -> int:
     """Return how many lines are written, without those of helpers that are only pasted."""
-    found = (each for edit in edits for each in edit.insertions if each.text.strip())
-    return len({(each.line, each.text) for each in found})
+    insertions = (each for edit in edits for each in edit.insertions if each.text.strip())
+    return len({(each.line, each.text) for each in insertions})

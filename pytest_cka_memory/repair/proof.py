@@ -103,9 +103,9 @@ def difference(before: str, after: str) -> Difference:
     largest, where, is_equal = 0.0, "", True
     for name, one, other in pairs:
         is_equal &= torch.equal(one, other)
-        found = _relative(one.double(), other.double())
-        if found > largest:
-            largest, where = found, name
+        relative = _relative(one.double(), other.double())
+        if relative > largest:
+            largest, where = relative, name
     return Difference(is_equal, largest, where, len(pairs))
 
 

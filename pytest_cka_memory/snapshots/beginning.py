@@ -115,9 +115,11 @@ class _Backwards:
             if private:
                 device.pools[number] = private.pool_of(address)
             if action == ALLOC:
+                # On the way back, an allocation ends a block, which must be in use after it.
                 if live.pop(address, None) is None:
                     self._contradictions += 1
             elif action == freed_by:
+                # The event has the size that was requested; _complete() computes that of the block.
                 size = device.sizes[number]
                 stream, pool = device.streams[number], device.pools[number]
                 live[address] = OldBlock(address, 0, size, stream, pool)
@@ -134,6 +136,7 @@ class _Backwards:
             is_small = size <= _SMALL_SEGMENT_BYTES
             self._segments[address] = OldSegment(address, size, stream, pool, is_small, False)
         elif action == SEGMENT_MAP:
+            # On the way back, what is mapped here was not mapped before.
             self._mapped.remove(address, size)
         else:
             self._mapped.add(address, size, stream, pool, None)
@@ -216,6 +219,7 @@ class _Ranges:
                 kinds.append(set())
             if is_small is not None:
                 kinds[-1].add(is_small)
+        # Events do not say whether small or large blocks are in a range; the blocks themselves do.
         addresses = sorted(live)
         for segment, known in zip(merged, kinds, strict=True):
             first = bisect_right(addresses, segment.address - 1)

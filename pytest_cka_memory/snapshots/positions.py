@@ -17,14 +17,14 @@ _FARTHEST = 2**63
 """No card has this position, so that it is refused."""
 
 
-def of(given: Sequence[tuple[int, int]]) -> tuple[array[int], int]:
+def of(ranges: Sequence[tuple[int, int]]) -> tuple[array[int], int]:
     """Return the position of each range of addresses, and where the last of them ends.
 
     Ranges keep their order, and those that overlap or touch do so afterwards. Addresses that are in
     no range are left out, so that a recording of any card needs no more of them than it uses.
 
     Args:
-        given: address and bytes of each range.
+        ranges: address and bytes of each range.
 
     Example:
         >>> from pytest_cka_memory.snapshots.positions import of
@@ -35,7 +35,7 @@ def of(given: Sequence[tuple[int, int]]) -> tuple[array[int], int]:
     """
     starts: list[int] = []
     ends: list[int] = []
-    for address, size in sorted(given):
+    for address, size in sorted(ranges):
         start = address // _UNIT * _UNIT
         end = start + -(-size // _UNIT) * _UNIT
         if ends and start <= ends[-1]:
@@ -48,8 +48,8 @@ def of(given: Sequence[tuple[int, int]]) -> tuple[array[int], int]:
     for start, end in zip(starts, ends, strict=True):
         moved.append(total - start)
         total += end - start
-    found = array("Q")
-    for address, _ in given:
+    positions = array("Q")
+    for address, _ in ranges:
         start = address // _UNIT * _UNIT
-        found.append(min(start + moved[bisect_right(starts, start) - 1], _FARTHEST))
-    return found, min(total, _FARTHEST)
+        positions.append(min(start + moved[bisect_right(starts, start) - 1], _FARTHEST))
+    return positions, min(total, _FARTHEST)

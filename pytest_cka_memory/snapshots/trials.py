@@ -88,6 +88,7 @@ def _preference(trial: Trial) -> tuple[bool, bool, int, int, bool]:
     fits = trial.fits is not False
     reserved = trial.unlimited.reserved_bytes
     emptied = len(trial.emptied)
+    # Of several that are equal, the recorded one: it needs no change.
     return (not fits, trial.is_tight, reserved, emptied, not trial.is_recorded)
 
 
@@ -163,6 +164,7 @@ def recorded_usable(device: Device, request_list: Requests) -> int | None:
     for number, action in enumerate(device.actions):
         reserved = levels.get(number, reserved)
         if action == OUT_OF_MEMORY:
+            # The address of this event is how much the card had free.
             found = reserved + device.addresses[number]
     return found
 
@@ -181,6 +183,7 @@ def _emptied(
     moments: tuple[int, ...] = ()
     while len(moments) < _MOST_EMPTIED and not current.error:
         at = _highest(current, request_list.first)
+        # To empty the cache a second time before the same request frees nothing.
         if at is None or at in moments:
             break
         moments = tuple(sorted({*moments, at}))
@@ -214,6 +217,7 @@ def _on_card(
     if usable_bytes is None:
         return {}
     total = usable_bytes + CONTEXT_BYTES
+    # What fits without a limit fits the card: it is asked for the same memory.
     numbers = [
         number
         for number, (_, _, replayed) in enumerate(runs)

@@ -296,9 +296,9 @@ def test_known_device_name_is_accepted(name: str) -> None:
 
 def test_device_type_of_an_external_backend_is_accepted() -> None:
     """An external backend has its own device type; unknown types are still refused."""
-    assert check_device_name("abacus:1", found="abacus") == "abacus:1"
+    assert check_device_name("abacus:1", available="abacus") == "abacus:1"
     with pytest.raises(DeviceError, match="unknown device 'abaci'"):
-        check_device_name("abaci", found="abacus")
+        check_device_name("abaci", available="abacus")
 
 
 @pytest.mark.parametrize("ask", [meter_for, MemoryProbe], ids=["meter", "probe"])
