@@ -220,7 +220,7 @@ def test_threads_that_make_cycles_change_no_figure(cpu: MemoryProbe, counts_garb
 def test_garbage_of_an_older_owner_is_no_growth_after_a_collection_has_freed_it(
     cpu: MemoryProbe, counts_garbage: bool, generation: int
 ) -> None:
-    """An owner that is older than the region, replaced in the loop and then collected there makes no
+    """An owner that is older than the region, replaced in it and then collected there, makes no
     loop seem to grow that does not, whether the collector counts it as old or still as young.
     """
     if not counts_garbage:
