@@ -98,6 +98,17 @@ class Flat(Part):
         self.last = self.make()
 
 
+class Collects(Part):
+    """Collects garbage at random moments, as the collector does by itself."""
+
+    def __init__(self, choose: random.Random) -> None:
+        self._choose, self._share = choose, choose.choice((0, 0.02, 0.1, 0.3))
+
+    def run(self, batch: int) -> None:
+        if self._choose.random() < self._share:
+            gc.collect(self._choose.randrange(3))
+
+
 KINDS = (Keeps, Keeps, Replaces, LeavesGarbage, LeavesGarbage, Buffers, Flat)
 
 
@@ -106,6 +117,13 @@ def random_parts(seed: int, batches: int, device: str) -> list[Part]:
     choose = random.Random(seed)
     kinds = [choose.choice(KINDS) for _ in range(choose.randrange(1, 4))]
     return [kind(choose, batches, device) for kind in kinds]
+
+
+def parts_and_collections(seed: int, batches: int, device: str) -> list[Part]:
+    """Return the same parts, and collections before, between or after them."""
+    choose, parts = random.Random(~seed), random_parts(seed, batches, device)
+    parts.insert(choose.randrange(len(parts) + 1), Collects(choose))
+    return parts
 
 
 def growth(
@@ -160,16 +178,22 @@ def _loader(batches: int) -> Iterator[list[int]]:
 def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) -> None:
     """Compare the growth of random loops with the truth, to the byte, where that is not negative.
 
+    Every second loop also collects at random moments.
+
     A level that does not rise is never checked for garbage, so a fall is not always seen. When an
     object that is older than the region becomes garbage is known only up to one boundary: then the
-    growth may be too small, but a loop that does not grow is never said to.
+    growth may be another, but a loop that does not grow is never said to, and one that grows is.
     """
     for seed in seeds:
         batches, way = 5 + seed % 36, WAYS[seed % 3]
-        make = partial(random_parts, seed, batches, device)
+        with_collections = parts_and_collections if seed // 4 % 2 else random_parts
         found, true = (
-            growth(probe, make, batches, way, is_made_inside=bool(seed % 4), collects=collects)
-            for collects in (False, True)
+            growth(
+                *(probe, partial(make, seed, batches, device), batches, way),
+                is_made_inside=bool(seed % 4),
+                collects=collects,
+            )
+            for make, collects in ((with_collections, False), (random_parts, True))
         )
         if found is not None and true is not None:
             found, true = max(0, found), max(0, true)

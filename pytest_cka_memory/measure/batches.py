@@ -10,13 +10,20 @@ from gc import collect  # at import, because a test may patch gc.collect
 from typing import Protocol
 
 from pytest_cka_memory.core.growth import Sample, middle
-from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Peaks, Reading
+from pytest_cka_memory.meters.base import (
+    OLDEST,
+    Garbage,
+    GarbageCounter,
+    OlderGarbage,
+    Peaks,
+    Reading,
+)
 
 
 class Listener(Protocol):
     """What can listen to collections."""
 
-    def note(self, phase: str) -> None:
+    def note(self, phase: str, generation: int) -> None:
         """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
 
 
@@ -27,7 +34,7 @@ def listen_to_collections(listener: Listener) -> Callable[[str, Mapping[str, int
     def callback(phase: str, info: Mapping[str, int]) -> None:
         live_listener = weak()
         if live_listener is not None:
-            live_listener.note(phase)
+            live_listener.note(phase, info["generation"])
         elif callback in gc.callbacks:  # an exception has ended the region
             gc.callbacks.remove(callback)
 
@@ -100,7 +107,13 @@ class BatchSamples:
         self._ended_at = 0
         """Number of boundaries when a loop has ended."""
         self._callback: Callable[..., None] | None = None
-        """Listens to collections since there was garbage."""
+        """Listens to collections since garbage was first looked for."""
+        self._looked_at_younger = -1
+        """The highest of the young generations that was collected, after which none of the objects
+        there is older than the region."""
+        self._collected_older: list[tuple[OlderGarbage, int]] = []
+        """What collections have freed of objects older than the region, and after how many
+        boundaries."""
         self._highest_peak = -1
         self._garbage_at_peak = 0
 
@@ -163,10 +176,22 @@ class BatchSamples:
         self._note_peak(peak_bytes)
         return self._garbage_at_peak
 
-    def note(self, phase: str) -> None:
-        """Take note of the peak before a collection, which frees what was garbage in it."""
-        if phase == "start":
-            self._note_peak(self._peaks.read().peak_bytes)
+    def note(self, phase: str, generation: int) -> None:
+        """Take note of the peak before a collection, which frees what was garbage in it.
+
+        And of what objects keep that are older than the region: after it, nobody knows of them.
+        """
+        if phase != "start":
+            return
+        self._note_peak(self._peaks.read().peak_bytes)
+        if generation <= self._looked_at_younger:  # older objects are no longer as young
+            return
+        self._looked_at_younger = min(generation, OLDEST - 1)
+        if self._census is not None and self._may_have_older():
+            older = self._census.older(generation)
+            if older is None:
+                self._mark_since(0)
+            self._collected_older += ((garbage, len(self._boundaries)) for garbage in older or ())
 
     def _note_peak(self, peak_bytes: int) -> Garbage:
         """Take note of the highest level since the last boundary; return the garbage since then.
@@ -207,6 +232,7 @@ class BatchSamples:
     def loop_ended(self) -> None:
         """Check once more: after the last boundary, while the loop's variables still exist."""
         self.check()
+        self._mark_missed()
         self._take_older_for_garbage(lambda index: index == len(self._boundaries) - 1)
         self._ended_at = len(self._boundaries)
 
@@ -220,6 +246,7 @@ class BatchSamples:
         if self._has_risen:
             self._correct_unchecked(self._checked_bytes, 0)
         if self._ended_at < len(self._boundaries):
+            self._mark_missed()
             self._take_older_for_garbage(lambda _: False)
 
     def _take_older_for_garbage(self, is_known: Callable[[int], bool]) -> None:
@@ -233,23 +260,44 @@ class BatchSamples:
         Args:
             is_known: whether what is garbage now was garbage at the boundary of that index.
         """
-        levels = [boundary.level for boundary in self._boundaries]
-        if self._census is None or max(levels[1:], default=0) <= min(levels[:1], default=0):
+        if self._census is None or not self._may_have_older():
             return
         older = self._census.older()
         if older is None:
             self._before_collection()
             older = self._census.collect_older()
             self.freed_garbage |= bool(older)
+        count = len(self._boundaries)
         garbage_since: Counter[int] = Counter()
-        for garbage in older:
+        for garbage, end in (*((it, count) for it in older), *self._collected_older):
             last_batch = bisect_left(self.serials, garbage.last_serial)
-            is_garbage = is_known(last_batch) or middle(len(levels)) <= last_batch < len(levels) - 1
-            garbage_since[last_batch + (not is_garbage)] += garbage.requested_bytes
+            is_garbage = middle(count) <= last_batch < min(end, count - 1) or (
+                end == count and is_known(last_batch)
+            )
+            begin = last_batch + (not is_garbage)
+            if begin < end:
+                garbage_since[begin] += garbage.requested_bytes
+                garbage_since[end] -= garbage.requested_bytes
+        self._collected_older = []
         garbage_bytes = 0
         for number, boundary in enumerate(self._boundaries):
             garbage_bytes += garbage_since[number]
             boundary.take_for_garbage(garbage_bytes)
+
+    def _may_have_older(self) -> bool:
+        """Whether the levels have risen, so that garbage could make the loop seem to grow."""
+        levels = [boundary.level for boundary in self._boundaries]
+        return max(levels[1:], default=0) > min(levels[:1], default=0)
+
+    def _mark_missed(self) -> None:
+        """Mark the last samples if counts that did not look at all objects have missed garbage."""
+        if self._census is not None:
+            self._mark_since(self._census.missed_at_end())
+
+    def _mark_since(self, boundaries: int | None) -> None:
+        if boundaries is not None:
+            for boundary in self._boundaries[boundaries:]:
+                boundary.may_have_garbage = True
 
     def _count(self, last: "_Boundary") -> int | None:
         """Count the garbage; return how much is new at the last boundary, None if it is unknown."""
@@ -258,13 +306,12 @@ class BatchSamples:
             return None
         garbage_bytes = max(0, garbage.requested_bytes - last.garbage_bytes)
         last.take_for_garbage(garbage_bytes)
-        # While there is no garbage, no collection lowers a level: nothing to listen for.
-        if garbage.requested_bytes and self._callback is None:
+        if self._callback is None:
             self._callback = listen_to_collections(self)
         missed_since = self._census.missed_since()
         if missed_since is not None:
-            for boundary in self._boundaries[missed_since:]:
-                boundary.may_have_garbage = True
+            self._mark_since(missed_since)
+            self._checked_bytes = last.level  # at the last check there was garbage that it missed
         return garbage_bytes
 
     def _collect(self, last: "_Boundary") -> int:

@@ -35,7 +35,7 @@ class FreedByCollections:
         self.collected: list[Allocation] = []
         self._callback = listen_to_collections(self)
 
-    def note(self, phase: str) -> None:
+    def note(self, phase: str, generation: int) -> None:
         """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
         if phase == "start" and self._is_listing:
             self._bytes_before = self._peaks.collected()

@@ -15,8 +15,15 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.measure.additions import Addition
-from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage, Peaks
-from pytest_cka_memory.meters.blocks.python_objects import ALL, BEGIN, LATER, CompiledCensus
+from pytest_cka_memory.meters.base import (
+    OLDEST,
+    Garbage,
+    GarbageCounter,
+    Meter,
+    OlderGarbage,
+    Peaks,
+)
+from pytest_cka_memory.meters.blocks.python_objects import BEGIN, LATER, CompiledCensus, up_to
 from pytest_cka_memory.meters.collector import without_collections
 
 if TYPE_CHECKING:
@@ -155,12 +162,12 @@ class Census(GarbageCounter):
             self._look(garbage, self._blocks.keys())
         return True
 
-    def older(self) -> list[OlderGarbage] | None:
-        return without_collections(self._older)
+    def older(self, generation: int = OLDEST) -> list[OlderGarbage] | None:
+        return without_collections(lambda: self._older(generation))
 
-    def _older(self) -> list[OlderGarbage] | None:
+    def _older(self, generation: int) -> list[OlderGarbage] | None:
         counted, of_region, _ = self._counted()
-        everything, _ = self._census.unreachable(ALL)
+        everything, _ = self._census.unreachable(up_to(generation))
         older = [value for value in everything if id(value) not in of_region]
         is_complete = True
 
@@ -185,7 +192,7 @@ class Census(GarbageCounter):
 
     def collect_older(self) -> list[OlderGarbage]:
         counted, of_region, all_counted = self._counted()
-        older = [it for it in self._census.unreachable(ALL)[0] if id(it) not in of_region]
+        older = [it for it in self._census.unreachable(up_to(OLDEST))[0] if id(it) not in of_region]
         groups = sum(map(self._may_keep_memory, _connected(older))) + (not all_counted)
         del older  # it references them, so they would survive the collection
         before = self._meter.allocations_since(self._mark)
@@ -211,6 +218,19 @@ class Census(GarbageCounter):
         freed = self._freed_with(young)
         counted = {block.serial for block in self._blocks_of(freed.storages)} | self._blocks.keys()
         return counted, set(map(id, young)), freed.is_complete
+
+    def missed_at_end(self) -> int | None:
+        return without_collections(self._missed_at_end)
+
+    def _missed_at_end(self) -> int | None:
+        if not self._serial_before:  # the last count looked at all objects
+            return None
+        _, blocks = self._unreachable(BEGIN)
+        if blocks is None:
+            return self._all_until
+        new = (block for block in blocks if block.serial not in self._blocks)
+        is_missed = any(block.serial <= self._serial_before for block in new)
+        return self._all_until if is_missed else None
 
     def missed_since(self) -> int | None:
         return self._missed_since

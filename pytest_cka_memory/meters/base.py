@@ -11,6 +11,7 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import ReserveState
 from pytest_cka_memory.meters.readings import (
+    OLDEST,
     Cleaned,
     DriverReading,
     Garbage,
@@ -24,6 +25,7 @@ from pytest_cka_memory.meters.readings import (
 )
 
 __all__ = [
+    "OLDEST",
     "AllocationCounts",
     "Cleaned",
     "DriverReading",

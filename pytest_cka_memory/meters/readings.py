@@ -85,6 +85,10 @@ class Garbage:
     requested_bytes: int = 0
 
 
+OLDEST = 2
+"""The generation of the collector's full collections."""
+
+
 @dataclass(frozen=True)
 class OlderGarbage:
     """What objects that are older than the region, and are garbage now, keep alive."""
@@ -105,11 +109,11 @@ class GarbageCounter(ABC):
     def count(self, boundaries: int) -> Garbage | None:
         """Look for garbage after so many boundaries; None if its memory cannot all be counted."""
 
-    def older(self) -> list[OlderGarbage] | None:
+    def older(self, generation: int = OLDEST) -> list[OlderGarbage] | None:
         """Return what only garbage keeps alive that is older than the region, and was not counted.
 
         One for each group of objects that reference each other; None if its memory cannot all be
-        counted. This looks at all objects.
+        counted. This looks at all objects that a collection of the generation looks at.
         """
         return []
 
@@ -119,6 +123,12 @@ class GarbageCounter(ABC):
         As :meth:`older` does, or block by block if that is not known.
         """
         return []
+
+    def missed_at_end(self) -> int | None:
+        """Look once more; return what :meth:`missed_since` does, if the last counts have missed
+        garbage.
+        """
+        return None
 
     def missed_since(self) -> int | None:
         """Return after how many boundaries counts began to miss garbage that the last one found.

@@ -11,9 +11,14 @@ from pytest_cka_memory.meters import collector
 from pytest_cka_memory.meters.blocks.library import functions
 from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER
 
-BEGIN, LATER, ALL = 0, 1, -1
-"""Which objects a census looks at: those created since its begin, since the last call but one of
-:meth:`CompiledCensus.advance`, or all."""
+BEGIN, LATER = 0, 1
+"""Which objects a census looks at: those created since its begin, or since the last call but one of
+:meth:`CompiledCensus.advance`."""
+
+
+def up_to(generation: int) -> int:
+    """Return the number for all objects that a collection of a generation looks at."""
+    return -1 - generation
 
 
 @cache

@@ -165,9 +165,9 @@ EXPORT int census_advance(Census *census) {
     return 0;
 }
 
-/* Add the objects that are behind one to a table. */
-static int64_t list_since(const Census *census, Object moment, Table *table) {
-    for (int i = 0; i < GENERATIONS; i++) {
+/* Add the objects that are behind one in the first generations to a table. */
+static int64_t list_since(const Census *census, Object moment, int generations, Table *table) {
+    for (int i = 0; i < generations; i++) {
         Link *end = &census->generations[i].link;
         for (Link *link = before(end); link != end; link = before(link)) {
             if (object_of(link) == moment) return (int64_t)table->count;
@@ -213,12 +213,12 @@ static int mark_reachable(Table *table) {
 }
 
 /* Add to the list `found` the unreachable ones of the objects that were created after the begin, with
-   `from` = 1 after the last call of census_advance but one, or with -1 of all. Returns how many were
-   looked at. */
+   `from` = 1 after the last call of census_advance but one, or with a negative number of all in so
+   many generations, the youngest first. Returns how many were looked at. */
 EXPORT int64_t census_unreachable(Census *census, int from, Object found) {
     Table table = {0};
     Object moment = from < 0 ? NULL : census->moments[from] ? census->moments[from] : census->moments[0];
-    int64_t count = list_since(census, moment, &table);
+    int64_t count = list_since(census, moment, from < 0 ? -from : GENERATIONS, &table);
     if (count >= 0 && mark_reachable(&table)) count = FAILED;
     for (size_t i = 0; count >= 0 && i < table.count; i++)
         if (!table.entries[i].state && py.List_Append(found, table.entries[i].object)) count = FAILED;
