@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from gc import get_freeze_count  # a fixture replaces that of the module
 from typing import Any
 
 import torch
@@ -87,20 +88,22 @@ def run(step: Callable[[torch.Tensor], None], values: Iterable[torch.Tensor]) ->
 
 
 @contextmanager
-def no_automatic_collections() -> Iterator[None]:
+def no_automatic_collections(*, always_freezes: bool = False) -> Iterator[None]:
     """Leave garbage uncollected in the block, so that its levels are the same in each run.
 
-    What exists before is frozen, so that collections of the block itself take no time. It stays
-    frozen if the imports were: to thaw them would make all later collections slow.
+    What exists before is frozen, so that collections of the block itself take no time. If the
+    imports are frozen already, that is enough, unless all of it must be: to thaw it at the end
+    thaws the imports too, which makes all later collections slow.
     """
-    has_frozen_imports = gc.get_freeze_count() > 0
+    freezes = always_freezes or get_freeze_count() == 0
     gc.collect()
-    gc.freeze()
+    if freezes:
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        if not has_frozen_imports:
+        if freezes:
             gc.unfreeze()
         gc.collect()

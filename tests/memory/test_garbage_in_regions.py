@@ -34,9 +34,9 @@ def test_batch_boundaries_change_no_peak(cpu: MemoryProbe, counts_garbage: bool,
     """
     values = [torch.ones(SIZE)] * BATCHES
     run(step, values)
-    with no_automatic_collections(), cpu.measure() as plain:
+    with no_automatic_collections(always_freezes=True), cpu.measure() as plain:
         run(step, values)
-    with no_automatic_collections(), cpu.measure() as region:
+    with no_automatic_collections(always_freezes=True), cpu.measure() as region:
         run(step, region.batches(values))
     assert region.growth_bytes_per_batch == 0
     assert plain.record.garbage_at_peak_bytes is None
@@ -59,7 +59,7 @@ def test_no_collection_runs_in_a_region(cpu: MemoryProbe, counts_garbage: bool) 
     def note(phase: str, info: dict[str, int]) -> None:
         phases.append((phase, info))
 
-    with no_automatic_collections(), cpu.measure() as region:
+    with no_automatic_collections(always_freezes=True), cpu.measure() as region:
         gc.callbacks.append(note)
         try:
             run(own_method, region.batches(values))
@@ -113,7 +113,7 @@ def test_garbage_at_each_boundary_is_its_bytes(cpu: MemoryProbe, counts_garbage:
     if not counts_garbage:
         pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
     values = [torch.ones(SIZE)] * BATCHES
-    with no_automatic_collections(), cpu.measure() as region:
+    with no_automatic_collections(always_freezes=True), cpu.measure() as region:
         run(own_method, region.batches(values))
     # At the first boundary there is no level to compare with.
     found = [sample.garbage_bytes for sample in region.timeline]
@@ -150,7 +150,7 @@ def test_an_owner_that_becomes_garbage_in_the_loop_grows_as_if_it_were_collected
         assert region.growth_bytes_per_batch is not None
         return region.growth_bytes_per_batch
 
-    with no_automatic_collections():
+    with no_automatic_collections(always_freezes=True):
         for batches in range(8, 34) if is_native else [8]:
             found, true = (growth(batches, collects=collects) for collects in (False, True))
             assert found == true or (is_older and found < true), batches
@@ -175,7 +175,7 @@ def test_an_older_owner_of_what_python_does_not_show_is_no_growth(cpu: MemoryPro
             owner = None
         return region.growth_bytes_per_batch
 
-    with no_automatic_collections():
+    with no_automatic_collections(always_freezes=True):
         true = growth(collects=True)
         found = growth(collects=False)
     assert true is not None
@@ -251,7 +251,7 @@ def test_an_owner_that_is_in_use_until_the_loop_ends_is_growth(
     cpu: MemoryProbe, is_native: bool, is_older: bool
 ) -> None:
     """What an owner keeps is growth to the byte if it becomes garbage after the loop only."""
-    with no_automatic_collections():
+    with no_automatic_collections(always_freezes=True):
         for batches in range(8, 34, 5) if is_native else [8]:
             owner = Owner([]) if is_older else None
             with cpu.measure() as region:
@@ -264,7 +264,7 @@ def test_an_owner_that_is_in_use_until_the_loop_ends_is_growth(
 
 def test_a_level_that_falls_and_rises_again_is_not_garbage(cpu: MemoryProbe) -> None:
     """A loop without garbage has none, and does not grow, however its levels change."""
-    with no_automatic_collections(), cpu.measure() as region:
+    with no_automatic_collections(always_freezes=True), cpu.measure() as region:
         for numel in [900] * 6 + [100, 200, 300, 400, 500, 600]:
             value = torch.ones(numel)
             region.batch_done()
@@ -293,7 +293,7 @@ def test_messages_say_how_much_is_garbage_and_which_cycle(
 ) -> None:
     """A limit on the peak says the share of garbage, one on growth how fast it rises."""
     values = [torch.ones(SIZE)] * BATCHES
-    with no_automatic_collections(), cpu.measure() as region:
+    with no_automatic_collections(always_freezes=True), cpu.measure() as region:
         run(own_method, region.batches(values))
     record = region.record
     if not counts_garbage:
@@ -314,7 +314,7 @@ def test_messages_say_how_much_is_garbage_and_which_cycle(
 
 def test_little_garbage_is_not_mentioned(cpu: MemoryProbe, counts_garbage: bool) -> None:
     """Garbage of less than one percent of the rise of the peak explains nothing."""
-    with no_automatic_collections(), cpu.measure() as region:
+    with no_automatic_collections(always_freezes=True), cpu.measure() as region:
         for _ in region.batches(range(8)):
             Cycle(torch.ones(10))
         large = torch.ones(100 * SIZE)
