@@ -74,6 +74,11 @@ def _notices(read: Read, found: Analysis) -> Iterator[str]:
             f"<p class='notice'>This is the device with most in use. {template.text(names)} "
             "can be chosen below, where memory over time is drawn.</p>"
         )
+    if found.device.is_of_refusal:
+        yield (
+            "<p class='notice'>The file has what was live when an allocation was refused; what "
+            "came before was not recorded.</p>"
+        )
     if not found.device.actions:
         yield "<p class='notice'>The file has no events, only what was there at its end.</p>"
 

@@ -178,6 +178,16 @@ def test_file_has_what_was_live_by_line_and_kind(session, found):
     assert "torch.cuda.memory._record_memory_history(" in printed
 
 
+def test_page_says_that_nothing_before_was_recorded(session, found):
+    """The page of such a file has its lines and segments, and no memory over time."""
+    path, _, _ = found("test_runs_out")
+    command(session, "snapshot", str(path), "--html", "page.html")
+    page = (session[0] / "page.html").read_text("utf-8")
+    assert "what came before was not recorded" in page
+    assert "test_it.py:27 in test_runs_out" in page
+    assert "tl-plot" not in page.partition("<body")[2]
+
+
 def test_last_refusal_remains(found):
     """Of several refusals of a test there is one file, with the last of them."""
     _, _, analysis = found("test_twice")
