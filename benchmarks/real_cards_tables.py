@@ -2,17 +2,19 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parent / "real_cards"))
 
 import case as real_cards
 from case import KINDS, Case, Figure
+from recorded_programs import PROGRAMS, Program
 
 RESULTS = Path(__file__).parent / "results" / "real-cards.json"
+RECORDED = Path(__file__).parent / "results" / "recorded-programs.json"
 OUTSIDE = 0.005
 """A figure that is further off is listed by itself."""
 
@@ -55,7 +57,33 @@ def compared() -> list[Compared]:
                 row = predicted[figure]
                 blind = row["bytes"] == row["first_bytes"] and not case.seen
                 found.append(Compared(case, figure, published, row["bytes"], blind))
-    return found
+    return [*found, *_compared_programs()]
+
+
+def _compared_programs() -> Iterator[Compared]:
+    """Yield the levels at the end of each recording whose program ran as it is."""
+    for program, row in _recorded():
+        if "failed" in row:
+            continue
+        for level, counts in (("reserved", "reserved"), ("used", "allocated")):
+            figure = Figure(str(row[f"{level}_bytes"]), "bytes", counts, cause=program.cause)
+            case = Case(
+                title=program.repository,
+                source=f"https://github.com/{program.repository}",
+                kind="programs",
+                card=program.card,
+                real="",
+                torch=program.torch,
+                figures={},
+            )
+            name = f"{program.name}, {counts}"
+            yield Compared(case, name, figure, row[f"{level}_bytes_here"], not program.seen)
+
+
+def _recorded() -> list[tuple[Program, dict[str, Any]]]:
+    """Return each program with its row of the results."""
+    rows = {row["program"]: row for row in json.loads(RECORDED.read_text("utf-8"))}
+    return [(each, rows[each.name]) for each in PROGRAMS if each.name in rows]
 
 
 def kinds() -> str:
@@ -156,6 +184,41 @@ def outside() -> str:
     return _markdown(head, lines)
 
 
+def programs() -> str:
+    """Each program that ran as it is, beside the recording of a card."""
+    lines = []
+    for program, row in _recorded():
+        if "failed" in row:
+            lines.append((program.name, row["torch"], *("-",) * 4, row["failed"]))
+            continue
+        events, equal = row["events"], row["equal_events"]
+        if row["equal_but_for_order_of_frees"]:
+            shown = f"{events:,} of {events:,}"
+            if equal < events:
+                shown += ", frees that follow each other in another order"
+        else:
+            shown = f"the first {equal:,} of {events:,}"
+        lines.append(
+            (
+                program.name,
+                row["torch"],
+                shown,
+                f"{row['reserved_bytes']:,}",
+                _less(row["reserved_bytes_here"] - row["reserved_bytes"]),
+                _less(row["used_bytes_here"] - row["used_bytes"]),
+                program.cause or "-",
+            )
+        )
+    head = ("program", "torch here", "requests and frees that are equal")
+    return _markdown(
+        (*head, "reserved at the end, card", "emulated", "in use, emulated", "cause"), lines
+    )
+
+
+def _less(difference: int) -> str:
+    return f"{difference:+,}" if difference else "the same"
+
+
 def missing() -> str:
     """Each process of a case that gave no figure, and why."""
     results = json.loads(RESULTS.read_text("utf-8"))
@@ -186,6 +249,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "real cards by kind": kinds,
     "real cards by source": sources,
     "real cards further off": outside,
+    "real cards, programs with recordings": programs,
     "real cards without figures": missing,
     "real cards, conditions": conditions,
 }

@@ -165,6 +165,11 @@ TABLES = {
         "real-cards.json", DEVICE, "real_cards/run.py", minutes=60,
         needs="diffusers, peft, timm, torchao; --interpreter for other versions of torch",
     ),
+    "programs with recordings": Table(
+        "recorded-programs.json",
+        ("pytest_cka_memory/snapshots", *DEVICE), "real_cards/recorded.py",
+        minutes=30, needs="einops, einx, jaxtyping; a folder of the repositories that it names",
+    ),
     "tracker": Table("fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3),
     "accelerate": Table(
         "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",

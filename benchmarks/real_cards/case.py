@@ -19,6 +19,7 @@ KINDS = {
     "compiled": "torch.compile and CUDA graphs",
     "vision": "vision",
     "operators": "single operators and layers",
+    "programs": "the sources' own programs: levels at the end of a recording",
 }
 
 

@@ -297,6 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of repositories")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--interpreter", nargs="+", default=[sys.executable])
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # for renew.py
     options = parser.parse_args(arguments)
     chosen = [p for p in PROGRAMS if not options.names or p.name.startswith(tuple(options.names))]
     for program in chosen:

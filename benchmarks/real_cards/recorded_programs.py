@@ -32,7 +32,9 @@ class Program:
     assumed: str = ""
     """What the source does not say."""
     cause: str = ""
-    """Why the requests differ, if they do and it is known."""
+    """Why the requests or the reserve differ, if they do and it is known."""
+    seen: str = ""
+    """Why its levels are not blind: what was changed after a comparison."""
 
     @property
     def title(self) -> str:
