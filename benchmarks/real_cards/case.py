@@ -78,6 +78,8 @@ class Case:
     """Memory of the card, such as ``95GiB``; empty if it is the emulated card's."""
     needs: Sequence[str] = ()
     """Packages to install beside torch."""
+    takes: str = ""
+    """Why all of its processes together take longer than ten minutes, if they do."""
     differs: str = ""
     """What this program does otherwise than the source's, and what of the rest is known."""
     seen: str = ""
