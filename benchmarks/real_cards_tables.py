@@ -27,14 +27,14 @@ class Compared(NamedTuple):
     figure: Figure
     found_bytes: int
     blind: bool
-    late_bytes: int | None = None
-    """The same with late events; None if that was not run."""
+    others: Sequence[int] = ()
+    """The same, if events are late or segments are at other addresses, as far as that was run."""
 
     @property
     def is_in_range(self) -> bool:
         """Whether it is from the lower to the upper end of the reserve."""
-        ends = sorted((self.found_bytes, self.late_bytes or self.found_bytes))
-        return ends[0] <= self.figure.published_bytes <= ends[1]
+        sizes = (self.found_bytes, *self.others)
+        return min(sizes) <= self.figure.published_bytes <= max(sizes)
 
     @property
     def error(self) -> float:
@@ -64,8 +64,8 @@ def compared() -> list[Compared]:
             if figure in predicted:
                 row = predicted[figure]
                 blind = row["bytes"] == row["first_bytes"] and not case.seen
-                late = row.get("late_bytes")
-                found.append(Compared(case, figure, published, row["bytes"], blind, late))
+                others = [row["late_bytes"]] if "late_bytes" in row else []
+                found.append(Compared(case, figure, published, row["bytes"], blind, others))
     return [*found, *_compared_programs()]
 
 
@@ -86,7 +86,10 @@ def _compared_programs() -> Iterator[Compared]:
                 figures={},
             )
             name = f"{program.name}, {counts}"
-            yield Compared(case, name, figure, row[f"{level}_bytes_here"], not program.seen)
+            size, others = row[f"{level}_bytes_here"], ()
+            if level == "reserved":
+                others = row.get("reserves", ())
+            yield Compared(case, name, figure, size, not program.seen, others)
 
 
 def _recorded() -> list[tuple[Program, dict[str, Any]]]:
@@ -190,17 +193,28 @@ def outside() -> str:
         for row in compared()
         if abs(row.error) > OUTSIDE
     ]
-    head = ("case", "figure", "counts", "published", "emulated", "off", "with late events", "cause")
+    head = (
+        "case",
+        "figure",
+        "counts",
+        "published",
+        "emulated",
+        "off",
+        "from lower to upper",
+        "cause",
+    )
     return _markdown(head, lines)
 
 
 def _range(row: Compared) -> str:
-    """Return what a figure is with late events, in its unit."""
-    if not row.is_reserve or row.late_bytes is None:
+    """Return between what a figure lies, in its unit."""
+    if not row.others:
         return "-"
-    if row.late_bytes == row.found_bytes:
+    if set(row.others) == {row.found_bytes}:
         return "the same"
-    return f"{row.late_bytes / real_cards.UNITS[row.figure.unit]:,.6g}"
+    sizes = (row.found_bytes, *row.others)
+    unit = real_cards.UNITS[row.figure.unit]
+    return f"{min(sizes) / unit:,.6g} to {max(sizes) / unit:,.6g}"
 
 
 def programs() -> str:
@@ -208,7 +222,7 @@ def programs() -> str:
     lines = []
     for program, row in _recorded():
         if "failed" in row:
-            lines.append((program.name, row["torch"], *("-",) * 4, row["failed"]))
+            lines.append((program.name, row["torch"], *("-",) * 5, row["failed"]))
             continue
         events, equal = row["events"], row["equal_events"]
         if row["equal_but_for_order_of_frees"]:
@@ -225,13 +239,23 @@ def programs() -> str:
                 f"{row['reserved_bytes']:,}",
                 _less(row["reserved_bytes_here"] - row["reserved_bytes"]),
                 _less(row["used_bytes_here"] - row["used_bytes"]),
+                _other_addresses(row),
                 program.cause or "-",
             )
         )
     head = ("program", "torch here", "requests and frees that are equal")
     return _markdown(
-        (*head, "reserved at the end, card", "emulated", "in use, emulated", "cause"), lines
+        (
+            *(*head, "reserved at the end, card", "emulated", "in use, emulated"),
+            *("reserved with other addresses", "cause"),
+        ),
+        lines,
     )
+
+
+def _other_addresses(row: dict[str, Any]) -> str:
+    sizes = row.get("reserves")
+    return f"{min(sizes):,} to {max(sizes):,} ({len(sizes)} orders)" if sizes else "-"
 
 
 def _less(difference: int) -> str:

@@ -116,7 +116,7 @@ def test_figure_between_lower_and_upper_reserve_is_in_the_range(real_cards: Modu
 
     case = real_cards.load("growth_doplxyz")
     figure = real_cards.Figure("120", "bytes", "reserved")
-    rows = [Compared(case, "r", figure, 100, True, late) for late in (None, 119, 120, 130)]
+    rows = [Compared(case, "r", figure, 100, True, late) for late in ((), (119,), (120,), (130,))]
     assert [row.is_in_range for row in rows] == [False, False, True, True]
 
 

@@ -170,6 +170,44 @@ def test_program_is_taken_from_its_commit_with_its_edits(
         recorded.git_directory(tmp_path, "else/where")
 
 
+def test_segments_are_moved_with_all_that_is_in_them(recorded: ModuleType, tmp_path: Path) -> None:
+    """In descending order the last segment comes first; blocks and events move along."""
+    import address_orders
+
+    forth, back, *others = address_orders.orders(5, 4)
+    assert (forth, back) == ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0])
+    assert all(sorted(order) == forth != order for order in others)
+    base = 2**30
+    rows = [("segment_alloc", base, 20 * MB), ("segment_alloc", base + 20 * MB, 2 * MB)]
+    rows += [("alloc", base + 512, 4 * MB), ("alloc", base + 20 * MB, 512)]
+    trace = [
+        {"action": action, "addr": address, "size": size, "stream": 0, "frames": []}
+        for action, address, size in rows
+    ]
+    segments = [
+        {
+            "device": 0,
+            "address": address,
+            "total_size": size,
+            "stream": 0,
+            "segment_type": kind,
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "blocks": [
+                {"address": address, "size": size, "requested_size": 0, "state": "inactive"}
+            ],
+        }
+        for address, size, kind in ((base, 20 * MB, "large"), (base + 20 * MB, 2 * MB, "small"))
+    ]
+    path = tmp_path / "one.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [trace], "segments": segments}))
+    (device,) = recorded.read(path).devices
+    address_orders.move(device, [1, 0])
+    assert [segment.address for segment in device.segments] == [base + 2 * MB, base]
+    assert [segment.blocks[0].address for segment in device.segments] == [base + 2 * MB, base]
+    assert list(device.addresses) == [base + 2 * MB, base, base + 2 * MB + 512, base]
+
+
 @pytest.mark.emulates
 def test_program_runs_until_the_recording_that_is_wanted(tmp_path: Path) -> None:
     """The second recording is kept, weights get no values, and the rest does not run."""
