@@ -88,7 +88,7 @@ def _compared_programs() -> Iterator[Compared]:
             name = f"{program.name}, {counts}"
             size, others = row[f"{level}_bytes_here"], ()
             if level == "reserved":
-                others = row.get("reserves", ())
+                others = _other_reserves(row)
             yield Compared(case, name, figure, size, not program.seen, others)
 
 
@@ -247,15 +247,20 @@ def programs() -> str:
     return _markdown(
         (
             *(*head, "reserved at the end, card", "emulated", "in use, emulated"),
-            *("reserved with other addresses", "cause"),
+            *("reserved in other runs and with other addresses", "cause"),
         ),
         lines,
     )
 
 
 def _other_addresses(row: dict[str, Any]) -> str:
-    sizes = row.get("reserves")
-    return f"{min(sizes):,} to {max(sizes):,} ({len(sizes)} orders)" if sizes else "-"
+    sizes = [*_other_reserves(row), row["reserved_bytes_here"]]
+    return f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else "-"
+
+
+def _other_reserves(row: dict[str, Any]) -> list[int]:
+    """Return the reserve of further runs, and with segments at other addresses."""
+    return [*row.get("repeated", ()), *row.get("by_address_order", ())]
 
 
 def _less(difference: int) -> str:

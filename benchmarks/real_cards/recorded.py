@@ -296,6 +296,23 @@ def by_address_order(program: Program, git: Path, interpreter: str, count: int) 
     return reserves
 
 
+def repeated(program: Program, git: Path, interpreter: str, count: int) -> list[int]:
+    """Return the reserve at the end of each of several runs of a program.
+
+    Raises:
+        SystemExit: if one fails.
+    """
+    reserves = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(count):
+            here = Path(folder) / f"{number}.pickle"
+            found = predict(program, git, interpreter, here)
+            if "failed" in found:
+                raise SystemExit(found["failed"])
+            reserves.append(requests_of(here).reserved_bytes)
+    return reserves
+
+
 def stored() -> dict[str, dict[str, Any]]:
     """Return the rows that were written before, by program."""
     rows = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
@@ -330,17 +347,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--orders", type=int, help="add the reserve with addresses in as many orders"
     )
+    parser.add_argument("--repeat", type=int, help="add the reserve of as many further runs")
     parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # for renew.py
     options = parser.parse_args(arguments)
     chosen = [p for p in PROGRAMS if not options.names or p.name.startswith(tuple(options.names))]
     for program in chosen:
         git = git_directory(options.folder, program.repository)
         interpreter = run.chosen(program, options.interpreter)
-        if options.orders:
+        if options.orders or options.repeat:
+            varied = by_address_order if options.orders else repeated
+            found = varied(program, git, interpreter, options.orders or options.repeat)
             row = stored()[program.name]
-            row["reserves"] = by_address_order(program, git, interpreter, options.orders)
+            row["by_address_order" if options.orders else "repeated"] = found
             write({**stored(), program.name: row})
-            print(program.name, *row["reserves"], flush=True)
+            print(program.name, *found, flush=True)
             continue
         row = one(program, git, interpreter)
         write({**stored(), program.name: row})

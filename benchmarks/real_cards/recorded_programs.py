@@ -114,6 +114,8 @@ def _yyin_dev() -> Iterator[Program]:
                 ).split(),
                 card="a100",
                 environment=_A100_OF_2_6,
+                # Version 0.3 of einx, as its lock file has it: 0.4 indexes by other operations.
+                needs=("einops", "einx", "jaxtyping"),
                 assumed="one step after five",
             )
 
