@@ -225,7 +225,8 @@ def programs() -> str:
             lines.append((program.name, row["torch"], *("-",) * 5, row["failed"]))
             continue
         events, equal = row["events"], row["equal_events"]
-        if row["equal_but_for_order_of_frees"]:
+        differs = row["reserved_bytes"] != row["reserved_bytes_here"] or row["differences"]
+        if row.get("equal_but_for_order_of_frees", equal == events):
             shown = f"{events:,} of {events:,}"
             if equal < events:
                 shown += ", frees that follow each other in another order"
@@ -240,7 +241,7 @@ def programs() -> str:
                 _less(row["reserved_bytes_here"] - row["reserved_bytes"]),
                 _less(row["used_bytes_here"] - row["used_bytes"]),
                 _other_addresses(row),
-                program.cause or "-",
+                program.cause if row["used_bytes"] != row["used_bytes_here"] or differs else "-",
             )
         )
     head = ("program", "torch here", "requests and frees that are equal")

@@ -263,7 +263,7 @@ def one(program: Program, git: Path, interpreter: str) -> dict[str, Any]:
         found = predict(program, git, interpreter, here)
         if "failed" in found:
             print(found["failed"])
-            return {**row, "failed": found["failed"].splitlines()[-1][:200]}
+            return {**row, "failed": run.reason(found["failed"])}
         ours = requests_of(here)
         row = {**row, **found}
         card = Path(folder) / "card.pickle"

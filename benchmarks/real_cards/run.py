@@ -133,7 +133,7 @@ def _note(name: str, run: str, found: Mapping[str, Any]) -> None:
     failed = kept.setdefault("failed", {})
     failed.pop(run, None)
     if "failed" in found:
-        failed[run] = _reason(found["failed"])
+        failed[run] = reason(found["failed"])
         write(results)
         return
     kept["torch"] = found["torch"]
@@ -155,7 +155,7 @@ def note_late(name: str, found: Mapping[str, Any]) -> None:
     write(results)
 
 
-def _reason(text: str) -> str:
+def reason(text: str) -> str:
     """Return the line of a process's output that says why it failed."""
     lines = [line for line in text.splitlines() if not line.startswith("emulated_cuda: ")]
     told = [line for line in lines if re.match(r"[\w.]*(Error|took over)", line)]
