@@ -196,6 +196,11 @@ TABLES = {
         "fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3,
         part=ALL,
     ),
+    "programs with recordings": Table(
+        "recorded-programs.json",
+        ("pytest_cka_memory/snapshots", *DEVICE), "real_cards/recorded.py",
+        minutes=30, needs="einops, einx, jaxtyping; a folder of the repositories that it names",
+    ),
     "accelerate": Table(
         "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",
         needs="accelerate, transformers, datasets",

@@ -57,6 +57,13 @@ def test_results_have_only_figures_that_were_published(real_cards: ModuleType) -
         assert set(found["figures"]) - left_out <= set(case.figures), name
 
 
+def test_case_that_takes_over_ten_minutes_says_why(real_cards: ModuleType) -> None:
+    """Ten minutes on two cores are the limit of a case without a reason."""
+    results = json.loads((BENCHMARKS / "results" / "real-cards.json").read_text("utf-8"))
+    slow = {name for name, found in results.items() if sum(found["seconds"].values()) > 600}
+    assert {name for name in slow if not real_cards.load(name).takes} == set()
+
+
 @pytest.mark.parametrize(
     ("printed", "found", "equal"),
     [("24.7739", 24.77394, True), ("24.7739", 24.77396, False), ("4129", 4128.6, True)],
@@ -83,6 +90,34 @@ def test_first_prediction_of_a_figure_stays(
     figures = run.stored()["case"]["figures"]
     assert (figures["peak"]["first_bytes"], figures["peak"]["bytes"]) == (100, 90)
     assert figures["end"]["first_bytes"] == figures["end"]["bytes"] == 10
+
+
+def test_reserve_with_late_events_stands_beside_the_prediction(
+    real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The upper end is of reserves alone, and makes no first prediction."""
+    import run
+
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    found: dict[str, Any] = {"torch": "2.14.1", "seconds": 1.0}
+    reserve, level = "lora, reserve", "lora, allocated after a step"
+    run.note("peft_image_generation", "lora", {**found, "figures": {reserve: 100, level: 50}})
+    run.note_late("peft_image_generation", {"figures": {reserve: 130, level: 50, "other": 1}})
+    figures = run.stored()["peft_image_generation"]["figures"]
+    assert figures[reserve]["late_bytes"] == 130
+    assert (figures[reserve]["first_bytes"], figures[reserve]["bytes"]) == (100, 100)
+    assert "late_bytes" not in figures[level]
+    assert set(figures) == {reserve, level}
+
+
+def test_figure_between_lower_and_upper_reserve_is_in_the_range(real_cards: ModuleType) -> None:
+    """A published reserve may lie anywhere between that at once and that with late events."""
+    from real_cards_tables import Compared
+
+    case = real_cards.load("growth_doplxyz")
+    figure = real_cards.Figure("120", "bytes", "reserved")
+    rows = [Compared(case, "r", figure, 100, True, late) for late in ((), (119,), (120,), (130,))]
+    assert [row.is_in_range for row in rows] == [False, False, True, True]
 
 
 def test_failed_run_is_noted_with_its_reason_until_it_succeeds(

@@ -19,6 +19,7 @@ KINDS = {
     "compiled": "torch.compile and CUDA graphs",
     "vision": "vision",
     "operators": "single operators and layers",
+    "programs": "the sources' own programs: levels at the end of a recording",
 }
 
 
@@ -77,6 +78,8 @@ class Case:
     """Memory of the card, such as ``95GiB``; empty if it is the emulated card's."""
     needs: Sequence[str] = ()
     """Packages to install beside torch."""
+    takes: str = ""
+    """Why all of its processes together take longer than ten minutes, if they do."""
     differs: str = ""
     """What this program does otherwise than the source's, and what of the rest is known."""
     seen: str = ""

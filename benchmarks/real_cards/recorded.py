@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -204,11 +203,16 @@ def git_directory(folder: Path, repository: str) -> Path:
 
 def extract(program: Program, git: Path, folder: Path) -> None:
     """Write the Python files of a program's repository into a folder, and edit them."""
-    archive = folder / "archive.tar"
-    command = ["git", f"--git-dir={git}", "archive", "-o", str(archive), program.commit, "*.py"]
-    subprocess.run(command, check=True)
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+    # Not "git archive": a copy of a repository may lack large files, and then that fails.
+    command = ["git", f"--git-dir={git}"]
+    listed = ["ls-tree", "-r", "-z", "--name-only", program.commit]
+    names = subprocess.run([*command, *listed], check=True, stdout=subprocess.PIPE, text=True)
+    for name in filter(lambda name: name.endswith(".py"), names.stdout.split("\0")):
+        into = folder / name
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with into.open("wb") as file:
+            shown = [*command, "show", f"{program.commit}:{name}"]
+            subprocess.run(shown, check=True, stdout=file)
     for path, before, after in program.edits:
         text = (folder / path).read_text("utf-8")
         if before not in text:
@@ -216,7 +220,9 @@ def extract(program: Program, git: Path, folder: Path) -> None:
         (folder / path).write_text(text.replace(before, after), "utf-8")
 
 
-def predict(program: Program, git: Path, interpreter: str, into: Path) -> dict[str, Any]:
+def predict(
+    program: Program, git: Path, interpreter: str, into: Path, *, from_start: bool = False
+) -> dict[str, Any]:
     """Run a program on its emulated card; write its recording, return how long it took."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -226,6 +232,7 @@ def predict(program: Program, git: Path, interpreter: str, into: Path) -> dict[s
         one = [str(Path(__file__).with_name("recorded_one.py")), str(into), str(program.dump)]
         begin = time.monotonic()
         given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        given["FROM_START"] = str(int(from_start))
         try:
             done = subprocess.run(
                 [*command, *options, *one, name, program.script, *program.arguments],
@@ -256,7 +263,7 @@ def one(program: Program, git: Path, interpreter: str) -> dict[str, Any]:
         found = predict(program, git, interpreter, here)
         if "failed" in found:
             print(found["failed"])
-            return {**row, "failed": found["failed"].splitlines()[-1][:200]}
+            return {**row, "failed": run.reason(found["failed"])}
         ours = requests_of(here)
         row = {**row, **found}
         card = Path(folder) / "card.pickle"
@@ -264,6 +271,46 @@ def one(program: Program, git: Path, interpreter: str) -> dict[str, Any]:
         with card.open("wb") as file:
             subprocess.run(["git", f"--git-dir={git}", "show", source], check=True, stdout=file)
         return {**row, **compared(requests_of(card), ours)}
+
+
+def by_address_order(program: Program, git: Path, interpreter: str, count: int) -> list[int]:
+    """Return the reserve at the end of a program if the card's addresses have other orders.
+
+    Raises:
+        SystemExit: if the program fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "whole.pickle"
+        found = predict(program, git, interpreter, whole, from_start=True)
+        if "failed" in found:
+            raise SystemExit(found["failed"])
+        script = str(Path(__file__).with_name("address_orders.py"))
+        done = subprocess.run(
+            [interpreter, "-W", "ignore", script, str(whole), str(count)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    reserves: list[int] = json.loads(done.stdout)
+    return reserves
+
+
+def repeated(program: Program, git: Path, interpreter: str, count: int) -> list[int]:
+    """Return the reserve at the end of each of several runs of a program.
+
+    Raises:
+        SystemExit: if one fails.
+    """
+    reserves = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(count):
+            here = Path(folder) / f"{number}.pickle"
+            found = predict(program, git, interpreter, here)
+            if "failed" in found:
+                raise SystemExit(found["failed"])
+            reserves.append(requests_of(here).reserved_bytes)
+    return reserves
 
 
 def stored() -> dict[str, dict[str, Any]]:
@@ -297,11 +344,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of repositories")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--interpreter", nargs="+", default=[sys.executable])
+    parser.add_argument(
+        "--orders", type=int, help="add the reserve with addresses in as many orders"
+    )
+    parser.add_argument("--repeat", type=int, help="add the reserve of as many further runs")
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # for renew.py
     options = parser.parse_args(arguments)
     chosen = [p for p in PROGRAMS if not options.names or p.name.startswith(tuple(options.names))]
     for program in chosen:
         git = git_directory(options.folder, program.repository)
-        row = one(program, git, run.chosen(program, options.interpreter))
+        interpreter = run.chosen(program, options.interpreter)
+        if options.orders or options.repeat:
+            varied = by_address_order if options.orders else repeated
+            found = varied(program, git, interpreter, options.orders or options.repeat)
+            row = stored()[program.name]
+            row["by_address_order" if options.orders else "repeated"] = found
+            write({**stored(), program.name: row})
+            print(program.name, *found, flush=True)
+            continue
+        row = one(program, git, interpreter)
         write({**stored(), program.name: row})
         print(line(row), flush=True)
         for difference in row.get("differences", []):

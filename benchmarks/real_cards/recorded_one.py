@@ -5,7 +5,8 @@
 The process has an emulated card without values. The program runs as it is, with these differences:
 what :func:`torch.cuda.memory._dump_snapshot` would write goes to ``INTO`` at its call number
 ``DUMP``, after which the program ends; and weights on the CPU are not given values, so that a
-model of 14 GB takes no memory of this computer before it is moved to the card.
+model of 14 GB takes no memory of this computer before it is moved to the card. With
+``FROM_START=1`` in the environment the recording begins with the program instead.
 """
 
 import os
@@ -51,11 +52,20 @@ def _leave_without_values() -> None:
         setattr(torch.nn.init, name, replacing(getattr(torch.nn.init, name)))
 
 
+def _record_from_start() -> None:
+    """Record from now on, whatever the program does."""
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history(max_entries=10**7, context=None)
+    torch.cuda.memory._record_memory_history = lambda *_args, **_named: None
+
+
 def main() -> None:
     """Run the program."""
     into, wanted, folder, script, *arguments = sys.argv[1:]
     _keep(Path(into).absolute(), int(wanted))
     _leave_without_values()
+    if os.environ.get("FROM_START") == "1":
+        _record_from_start()
     root = Path(folder).absolute()
     for package in (root, root / "cs336-basics", (root / script).parent):
         sys.path.insert(0, str(package))

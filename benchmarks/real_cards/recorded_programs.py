@@ -32,7 +32,9 @@ class Program:
     assumed: str = ""
     """What the source does not say."""
     cause: str = ""
-    """Why the requests differ, if they do and it is known."""
+    """Why the requests or the reserve differ, if they do and it is known."""
+    seen: str = ""
+    """Why its levels are not blind: what was changed after a comparison."""
 
     @property
     def title(self) -> str:
@@ -41,6 +43,9 @@ class Program:
 
 
 _A100_OF_2_6 = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
+
+
+_PLACES = "the same requests, in other free blocks: before torch 2.13 addresses decide"
 
 
 def _wedsonlin() -> Iterator[Program]:
@@ -73,7 +78,15 @@ def _wedsonlin() -> Iterator[Program]:
             # Quotes within quotes are read from Python 3.12 on.
             edits=((script, '["context_length"]', "['context_length']"),),
             assumed="autocast where the events are those of autocast",
+            cause=_PLACES if pattern == "training" else "",
+            seen="run by others before: seven of eight reserves were equal",
         )
+
+
+_OTHER_TORCH = (
+    "ran with torch 2.9.1 first, where the gradient of an index that takes all of a dimension "
+    "has two requests fewer"
+)
 
 
 def _niuhuangxiaozi() -> Iterator[Program]:
@@ -91,6 +104,7 @@ def _niuhuangxiaozi() -> Iterator[Program]:
                 arguments=arguments + ["--use_mixed_precision"] * is_mixed,
                 card="a100",
                 environment=_A100_OF_2_6,
+                seen=_OTHER_TORCH if mode == "forward_and_backward" else "",
             )
 
 
@@ -112,7 +126,10 @@ def _yyin_dev() -> Iterator[Program]:
                 ).split(),
                 card="a100",
                 environment=_A100_OF_2_6,
+                # Version 0.3 of einx, as its lock file has it: 0.4 indexes by other operations.
+                needs=("einops", "einx", "jaxtyping"),
                 assumed="one step after five",
+                seen="" if tokens > 128 else "ran with another version of einx first",
             )
 
 

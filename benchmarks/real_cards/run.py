@@ -58,12 +58,24 @@ def _number(version: str) -> int:
     return 1000 * int(major) + int(minor)
 
 
-def predict(name: str, case: Case, run: str, interpreter: str) -> dict[str, Any]:
-    """Run one process of a case on the emulated card; return its figures and how long it took."""
+def predict(
+    name: str, case: Case, run: str, interpreter: str, *, late: bool = False
+) -> dict[str, Any]:
+    """Run one process of a case on the emulated card; return its figures and how long it took.
+
+    Args:
+        name: of the case.
+        case: the case.
+        run: the process.
+        interpreter: of Python, which has torch.
+        late: whether events on the card are as late as possible: then the reserve is the highest
+            that side streams can cause.
+    """
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "figures"
         options = ["--card", case.card, "--devices", str(case.devices), "--no-values"]
         options += ["--memory", case.memory] if case.memory else []
+        options += ["--late-events"] if late else []
         command = [interpreter, "-W", "ignore", "-m", "emulated_cuda", *options, __file__]
         given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         begin = time.monotonic()
@@ -121,7 +133,7 @@ def _note(name: str, run: str, found: Mapping[str, Any]) -> None:
     failed = kept.setdefault("failed", {})
     failed.pop(run, None)
     if "failed" in found:
-        failed[run] = _reason(found["failed"])
+        failed[run] = reason(found["failed"])
         write(results)
         return
     kept["torch"] = found["torch"]
@@ -133,7 +145,17 @@ def _note(name: str, run: str, found: Mapping[str, Any]) -> None:
     write(results)
 
 
-def _reason(text: str) -> str:
+def note_late(name: str, found: Mapping[str, Any]) -> None:
+    """Add the reserves of a process whose events were late to its predictions."""
+    results = stored()
+    figures = results.get(name, {}).get("figures", {})
+    for figure, size in found["figures"].items():
+        if figure in figures and "reserved" in cases.load(name).figures[figure].counts:
+            figures[figure]["late_bytes"] = size
+    write(results)
+
+
+def reason(text: str) -> str:
     """Return the line of a process's output that says why it failed."""
     lines = [line for line in text.splitlines() if not line.startswith("emulated_cuda: ")]
     told = [line for line in lines if re.match(r"[\w.]*(Error|took over)", line)]
@@ -163,6 +185,9 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", help="only these processes of a case")
     parser.add_argument("--interpreter", nargs="+", default=[sys.executable])
     parser.add_argument("--compare", action="store_true", help="run nothing")
+    parser.add_argument(
+        "--late", action="store_true", help="predict again, with the highest reserve by streams"
+    )
     parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # for renew.py
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -175,10 +200,13 @@ def main() -> None:
         if not args.compare:
             interpreter = chosen(case, args.interpreter)
             for run in args.runs or case.runs:
-                found = predict(name, case, run, interpreter)
+                found = predict(name, case, run, interpreter, late=args.late)
                 if "failed" in found:
                     print(f"  {run}: {found['failed']}", flush=True)
-                note(name, run, found)
+                if not args.late:
+                    note(name, run, found)
+                elif "failed" not in found:
+                    note_late(name, found)
         compare(name, case)
 
 

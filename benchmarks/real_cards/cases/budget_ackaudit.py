@@ -44,6 +44,10 @@ CASE = Case(
     figures=_figures(),
     runs=tuple(PUBLISHED),
     needs=("transformers",),
+    takes=(
+        "Inductor compiles ten models of 16 to 32 layers, forward and backward; one process has "
+        "eight of them."
+    ),
     differs=(
         "Two passes that are measured instead of five. Its other sweeps take longer. "
         "Which transformers it was is not said."

@@ -43,6 +43,7 @@ CASE = Case(
     figures={name: Figure(row.published, "GB", cause=_VERSIONS) for name, row in ROWS.items()},
     runs=tuple(ROWS),
     needs=("litgpt", "lightning"),
+    takes="Ten trainings, of 10 to 70 s each on an idle machine, one after another.",
     environment=CUBLAS_BEFORE_2_7,
     seen=(
         "The first version left out that Fabric converts logits to float32, and that gradients of "

@@ -117,6 +117,7 @@ CASE = Case(
     figures=_figures(),
     runs=tuple(METHODS),
     needs=("diffusers", "transformers", "peft"),
+    takes="Thirty-one trainings, of 10 to 70 s each on an idle machine; `--runs` takes some.",
     differs=(
         "Five steps, an evaluation with two denoising steps, and two steps more, instead of 750. "
         "What is allocated in the middle of steps 101 to 200 is that of a step, and 512 bytes for "

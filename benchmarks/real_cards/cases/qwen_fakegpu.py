@@ -44,6 +44,7 @@ CASE = Case(
     runs=("Qwen3-8B", *TUNED),
     environment=CUBLAS_OF_BLACKWELL,
     needs=("transformers", "peft"),
+    takes="Nine runs, of 10 to 100 s each on an idle machine, one after another.",
     seen="benchmarks/published_finetuning.py and published_qwen3.py had these figures before.",
 )
 

@@ -21,6 +21,10 @@ CASE = Case(
     figures={name: Figure(printed, "GB") for name, printed in PUBLISHED.items()},
     runs=tuple(PUBLISHED),
     needs=("timm", "torchao"),
+    takes=(
+        "Inductor compiles a network of 32 layers and, for each shape of weights, an optimizer "
+        "with four or eight bits; `--runs` takes one of the four."
+    ),
     differs=(
         "Three steps instead of an epoch, without evaluation, whose peak is lower. Torch is 2.14: "
         "torchao needs it."
