@@ -42,6 +42,8 @@ class Task:
     """Whether the memory over time is kept, before and after the recommended changes."""
     sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
     """The batch and the tokens of the test, and smaller ones instead; None to keep them."""
+    label: str = ""
+    """What is run, if it is not a test of the user; otherwise tests have their own names."""
 
 
 def variables(task: Task) -> Mapping[str, str]:
@@ -82,7 +84,7 @@ class RepairSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
         with without_capture(self._config):
-            self._show(f"{item.nodeid}:")
+            self._show(f"{self._task.label or item.nodeid}:")
             try:
                 self._found.append({"test": item.nodeid, **self._do(item)})
             finally:
@@ -126,7 +128,7 @@ class RepairSession:
             return {"error": found.as_it_is.error or "interrupted"}
         if found.as_it_is.figures is None and not self._task.goes_on:
             return {"error": "out of memory", "ran_out": True}
-        report = RepairReport(found, meter.device, item.nodeid)
+        report = RepairReport(found, meter.device, self._task.label or item.nodeid)
         pictures = []
         if self._task.draws and not search.was_interrupted:
             trials = [found.as_it_is, *report.recommended]

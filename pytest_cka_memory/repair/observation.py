@@ -1,5 +1,6 @@
 """What a run of the step as it is shows: modules, optimizers, losses, and what depends on them."""
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,6 +43,9 @@ class Root:
     """Whether a backward pass reached what it returned."""
     needs_gradients: bool = False
     """Whether what it returned requires gradients."""
+    calls: "dict[Site | None, bool]" = field(default_factory=dict)
+    """Where it was called and returned what requires gradients -> whether a backward pass reached
+    what it returned there."""
     returns_scalar: bool = False
     numbers_of_parts: str = ""
     """How the mean over equal parts of a batch differs from the scalar; empty if it does not."""
@@ -153,6 +157,7 @@ class _Observer:
         self._stack: list[torch.nn.Module] = []
         self._in_optimizer = 0
         self._in_backward = 0
+        self._called_at: Site | None = None
         self._since_step = 0
         self._saved: list[set[tuple[int, int]]] = []
         self._inputs: dict[int, tuple[type[torch.nn.Module], torch.Tensor]] = {}
@@ -170,7 +175,7 @@ class _Observer:
         if func == _GRAD and self._since_step and not self._in_optimizer and not self._in_backward:
             observed.reads_gradients = True
         elif name == "scaled_dot_product_attention":
-            observed.attention.add(args[0].dtype)
+            observed.attention.add((args[0] if args else kwargs["query"]).dtype)
         elif func is torch.nn.functional.cross_entropy and args and args[0].dim() == 2:
             observed.losses.append(_loss(args, kwargs))
 
@@ -197,13 +202,15 @@ class _Observer:
         self._changed.append(side_effect(module))
         self._saved.append(set())
         # In a backward pass modules are called again by checkpoints of the user's own.
-        if not outer and module not in self._known and not self._in_backward:
-            self._add_root(module)
+        if not outer and not self._in_backward:
+            self._called_at = calling_site()
+            if module not in self._known:
+                self._add_root(module)
         self.observed.unused.note(self.observed.device)
 
     def _add_root(self, module: torch.nn.Module) -> None:
         observed = self.observed
-        root = Root(type(module), self._made.get(module), calling_site())
+        root = Root(type(module), self._made.get(module), self._called_at)
         self._known[module] = root
         observed.roots.append(root)
         observed.is_compiled |= type(module).__name__ == "OptimizedModule"
@@ -268,7 +275,9 @@ class _Observer:
                 if root.returns_scalar and not root.numbers_of_parts:
                     has_values = self.observed.has_values
                     root.numbers_of_parts = numbers_of_parts(tensor, has_values=has_values)
-                tensor.register_hook(lambda _, root=root: setattr(root, "has_gradients", True))
+                site = self._called_at
+                root.calls.setdefault(site, False)
+                tensor.register_hook(functools.partial(_reached, root, site))
 
     def packs(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._saved and not isinstance(tensor, torch.nn.Parameter):
@@ -386,6 +395,10 @@ class _Observer:
             stack.enter_context(_Functions(self))
             stack.callback(self._inputs.clear)
             yield observed
+
+
+def _reached(root: Root, site: Site | None, _: torch.Tensor) -> None:
+    root.has_gradients = root.calls[site] = True
 
 
 def _has_process_group() -> bool:
