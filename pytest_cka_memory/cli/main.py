@@ -35,7 +35,8 @@ _COMPARISONS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, or 1 for a regression, or 2 if the input cannot be used."""
     parser = _parser()
-    given, script = list(sys.argv[1:] if argv is None else argv), []
+    given = list(sys.argv[1:] if argv is None else argv)
+    script: list[str] = []
     if given[:1] == ["repair"]:
         given, script = split_script(given)
     args, more = parser.parse_known_args(given)

@@ -103,7 +103,7 @@ class RepairSession:
         return self._keep_values(item)
 
     def _search(self, item: pytest.Item) -> dict[str, Any]:
-        from pytest_cka_memory.meters.accelerator.emulated import computes_values
+        from pytest_cka_memory.meters.accelerator.emulated import computes_values, emulated_cards
         from pytest_cka_memory.plugin.device import meter_of
         from pytest_cka_memory.repair.edits import patched
         from pytest_cka_memory.repair.report import RepairReport
@@ -118,6 +118,7 @@ class RepairSession:
             budget_bytes=self._task.budget_bytes,
             seconds=self._task.seconds,
             has_values=computes_values(),
+            cards=emulated_cards(),
             goes_on=self._task.goes_on,
         )
         try:

@@ -80,7 +80,7 @@ class Observed:
     has_values: bool = True
     """Whether the device computes values: an emulated one may not."""
     cards: int = 1
-    """How many devices of the kind there are."""
+    """How many cards are emulated: the step may be spread over them."""
     is_distributed: bool = False
     """Whether a process group exists while models run."""
     state_bytes: int = 0
@@ -231,9 +231,8 @@ class _Observer:
         for parameter in module.parameters():
             root.has_parameters = True
             observed.half |= parameter.dtype in (torch.bfloat16, torch.float16)
-            if parameter.device.type != "cpu" and observed.device == "cpu":
+            if parameter.device.type != "cpu":
                 observed.device = parameter.device.type
-                observed.cards = torch.get_device_module(observed.device).device_count()
 
     def ends(
         self, module: torch.nn.Module, outer: list[torch.nn.Module], given: Any, result: Any

@@ -182,8 +182,8 @@ def sharded(model, part=None):
     from torch.distributed.fsdp import fully_shard
 
     if not torch.distributed.is_initialized():  # under torchrun
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.distributed.init_process_group("nccl")
+        torch.get_device_module().set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group()
     for module in list(model.modules()):
         if type(module).__name__ == part:
             fully_shard(module)
