@@ -49,6 +49,8 @@ class Root:
     returns_scalar: bool = False
     numbers_of_parts: str = ""
     """How the mean over equal parts of a batch differs from the scalar; empty if it does not."""
+    takes_floats: bool = False
+    """Whether it is called with floating-point tensors."""
     batch_size: int = 0
     """The first size of all its arguments; 0 if they are not all tensors of one such size."""
     classes: "Counter[type[torch.nn.Module]]" = field(default_factory=Counter)
@@ -265,6 +267,7 @@ class _Observer:
         if first is not None and first.dim():
             is_text = first.dim() == 2 and not first.is_floating_point()
             self.observed.sizes.append(Sizes(first.shape[0], first.shape[1] if is_text else 0))
+        root.takes_floats |= any(map(torch.is_floating_point, _tensors([*args, *kwargs.values()])))
         sizes = {each.shape[0] if _is_batch(each) else 0 for each in args}
         root.batch_size = sizes.pop() if len(sizes) == 1 and not kwargs else 0
         for tensor in _tensors(result):
