@@ -7,7 +7,6 @@ of eight that does not communicate.
 
 import torch
 from torch import distributed
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SIZES = {"cards": 8, "tokens": 4096, "width": 4096, "depth": 32, "words": 128_256}
@@ -15,6 +14,8 @@ SMALL = {"cards": 1, "tokens": 32, "width": 64, "depth": 3, "words": 1_024}
 
 
 def step(device, cards, tokens, width, depth, words):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # it asks the device
+
     backend = "fake" if cards > 1 else "gloo"
     store = distributed.HashStore()
     if distributed.is_initialized():  # a trial ended with an error
