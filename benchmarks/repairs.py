@@ -205,7 +205,7 @@ def published() -> dict[str, Any]:
             )[0].sum()
             loss.backward()
 
-    report = MemoryProbe("cuda").repairs(run, seconds=40)
+    report = MemoryProbe("cuda").repairs(run, seconds=20)
     trials = [report.repairs.as_it_is, *report.repairs.ran]
     peaks = {trial.name: trial for trial in trials if trial.name in PUBLISHED_GIB}
     return {

@@ -14,6 +14,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import Comparison, compare
 from pytest_cka_memory.errors import CkaMemoryError, ReportError
+from pytest_cka_memory.repair.scripts import split_script
 from pytest_cka_memory.reports import comparison, files, markdown, terminal
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
@@ -34,10 +35,14 @@ _COMPARISONS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, or 1 for a regression, or 2 if the input cannot be used."""
     parser = _parser()
-    args, more = parser.parse_known_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    script: list[str] = []
+    if given[:1] == ["repair"]:
+        given, script = split_script(given)
+    args, more = parser.parse_known_args(given)
     if more and not args.takes_more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
-    args.more = more
+    args.more, args.script = more, script
     _escape_unprintable()
     try:
         status: int = args.run(args)

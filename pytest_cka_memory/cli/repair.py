@@ -41,6 +41,7 @@ _FLOPS = 5e9
 _COPIED = {".py", ".toml", ".ini", ".cfg", ".json", ".yaml", ".yml", ".txt"}
 _SKIPPED = {".git", "node_modules", "__pycache__", "site-packages", ".venv", "venv", "build"}
 _MOST_BYTES = 2**20
+_SCRIPT_TEST = "test_script.py"
 _MOST_FILES = 5_000
 
 
@@ -86,27 +87,32 @@ def run(args: argparse.Namespace) -> int:
         ReportError: if pytest ended without a result.
         SizeError: if ``--to`` is neither a size nor a card.
     """
-    if not args.more:
+    if not args.more and not args.script:
         raise ReportError(
-            "repair: no test is named; write e.g. repair tests/test_train.py::test_step"
+            "repair: no test is named; write e.g. repair tests/test_train.py::test_step, or "
+            "repair train.py --batch 64 for a script with its arguments"
         )
     several = "" if args.devices is None else f",devices={args.devices}"
     device = args.device or f"{EMULATED}:{args.card or DEFAULT_CARD}{several},values=off"
     budget = args.to or args.card
     budget_bytes = None if budget is None else _budget(budget)
-    task = Task("", SEARCH, budget_bytes, args.seconds, draws=args.html is not None)
-    session = Session(device, args.more, shows_progress=not args.quiet)
+    label = " ".join(args.script)
+    draws = args.html is not None
+    task = Task("", SEARCH, budget_bytes, args.seconds, draws=draws, label=label)
     status = 0
     every = []
-    for found in _results(session, task):
-        every.append(found)
-        print(found.get("text") or f"{found['test']}: {found['error']}")
-        status |= "text" not in found
-        for line in _about_reserve(session, found):
-            print(line)
-        if args.prove and not found.get("interrupted"):
-            for line in proof_lines(session, found):
-                print(line, flush=True)
+    with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-script-") as made:
+        arguments = args.more + ([_test_of(args.script, Path(made))] if args.script else [])
+        session = Session(device, arguments, shows_progress=not args.quiet)
+        for found in _results(session, task, args.script, made):
+            every.append(found)
+            print(found.get("text") or f"{found['label']}: {found['error']}")
+            status |= "text" not in found
+            for line in _about_reserve(session, found):
+                print(line)
+            if args.prove and not found.get("interrupted"):
+                for line in proof_lines(session, found):
+                    print(line, flush=True)
     if args.html is not None:
         from pytest_cka_memory.reports import files
         from pytest_cka_memory.reports.html import repairs
@@ -116,16 +122,34 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _results(session: "Session", task: Task) -> Iterator[dict[str, Any]]:
+def _test_of(script: Sequence[str], folder: Path) -> str:
+    """Write a test that runs a script with its arguments; return its path."""
+    path = folder / _SCRIPT_TEST
+    given = f"{str(script[0])!r}, {list(script[1:])!r}"
+    path.write_text(
+        f"from pytest_cka_memory.repair.scripts import Script\n\nrun = Script({given})\n\n\n"
+        "def test_script():\n    run()\n",
+        encoding="utf-8",
+    )
+    return str(path)
+
+
+def _results(
+    session: "Session", task: Task, script: Sequence[str], folder: str
+) -> Iterator[dict[str, Any]]:
     """Yield what was found for each test: on the largest card if it does not fit the given one."""
     can_move = is_emulated(session.device) and _LARGEST not in session.device
-    for found in session.results(replace(task, goes_on=not can_move)):
-        if not found.get("ran_out"):
-            yield found
-            continue
-        print(f"{found['test']} does not fit as it is; going on with {_LARGEST}", file=sys.stderr)
-        session.device = ",".join([f"{EMULATED}:{_LARGEST}", *session.device.split(",")[1:]])
-        yield from session.results(task, tests=[found["test"]])
+    for first in session.results(replace(task, goes_on=not can_move)):
+        # A test is named from pytest's root, which is another folder for a script.
+        test = f"{folder}/{_SCRIPT_TEST}::test_script" if script else first["test"]
+        label = " ".join(script) or test
+        found = first
+        if first.get("ran_out"):
+            print(f"{label} does not fit as it is; going on with {_LARGEST}", file=sys.stderr)
+            options = session.device.split(",")[1:]
+            session.device = ",".join([f"{EMULATED}:{_LARGEST}", *options])
+            (found,) = session.results(task, tests=[test])
+        yield {**found, "test": test, "label": label}
 
 
 def _budget(text: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.errors import RegionError, SizeError
 from pytest_cka_memory.measure.region_stack import RegionStack
-from pytest_cka_memory.meters.accelerator.emulated import computes_values
+from pytest_cka_memory.meters.accelerator.emulated import computes_values, emulated_cards
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
 from pytest_cka_memory.repair.report import RepairReport
 from pytest_cka_memory.repair.search import Search
@@ -32,6 +32,7 @@ def repairs(
         budget_bytes=None if to is None else budget_of(to),
         seconds=seconds,
         has_values=computes_values(),
+        cards=emulated_cards(),
     )
     found = search.search()
     if found.as_it_is.figures is None and found.as_it_is.error != "out of memory":

@@ -42,6 +42,8 @@ class Task:
     """Whether the memory over time is kept, before and after the recommended changes."""
     sizes: tuple[tuple[int, int], tuple[int, int]] | None = None
     """The batch and the tokens of the test, and smaller ones instead; None to keep them."""
+    label: str = ""
+    """What is run, if it is not a test of the user; otherwise tests have their own names."""
 
 
 def variables(task: Task) -> Mapping[str, str]:
@@ -82,7 +84,7 @@ class RepairSession:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
         with without_capture(self._config):
-            self._show(f"{item.nodeid}:")
+            self._show(f"{self._task.label or item.nodeid}:")
             try:
                 self._found.append({"test": item.nodeid, **self._do(item)})
             finally:
@@ -101,7 +103,7 @@ class RepairSession:
         return self._keep_values(item)
 
     def _search(self, item: pytest.Item) -> dict[str, Any]:
-        from pytest_cka_memory.meters.accelerator.emulated import computes_values
+        from pytest_cka_memory.meters.accelerator.emulated import computes_values, emulated_cards
         from pytest_cka_memory.plugin.device import meter_of
         from pytest_cka_memory.repair.edits import patched
         from pytest_cka_memory.repair.report import RepairReport
@@ -116,6 +118,7 @@ class RepairSession:
             budget_bytes=self._task.budget_bytes,
             seconds=self._task.seconds,
             has_values=computes_values(),
+            cards=emulated_cards(),
             goes_on=self._task.goes_on,
         )
         try:
@@ -126,7 +129,7 @@ class RepairSession:
             return {"error": found.as_it_is.error or "interrupted"}
         if found.as_it_is.figures is None and not self._task.goes_on:
             return {"error": "out of memory", "ran_out": True}
-        report = RepairReport(found, meter.device, item.nodeid)
+        report = RepairReport(found, meter.device, self._task.label or item.nodeid)
         pictures = []
         if self._task.draws and not search.was_interrupted:
             trials = [found.as_it_is, *report.recommended]

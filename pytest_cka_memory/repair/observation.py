@@ -1,5 +1,6 @@
 """What a run of the step as it is shows: modules, optimizers, losses, and what depends on them."""
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,9 +43,14 @@ class Root:
     """Whether a backward pass reached what it returned."""
     needs_gradients: bool = False
     """Whether what it returned requires gradients."""
+    calls: "dict[Site | None, bool]" = field(default_factory=dict)
+    """Where it was called and returned what requires gradients -> whether a backward pass reached
+    what it returned there."""
     returns_scalar: bool = False
     numbers_of_parts: str = ""
     """How the mean over equal parts of a batch differs from the scalar; empty if it does not."""
+    takes_floats: bool = False
+    """Whether it is called with floating-point tensors."""
     batch_size: int = 0
     """The first size of all its arguments; 0 if they are not all tensors of one such size."""
     classes: "Counter[type[torch.nn.Module]]" = field(default_factory=Counter)
@@ -76,7 +82,7 @@ class Observed:
     has_values: bool = True
     """Whether the device computes values: an emulated one may not."""
     cards: int = 1
-    """How many devices of the kind there are."""
+    """How many cards are emulated: the step may be spread over them."""
     is_distributed: bool = False
     """Whether a process group exists while models run."""
     state_bytes: int = 0
@@ -153,6 +159,7 @@ class _Observer:
         self._stack: list[torch.nn.Module] = []
         self._in_optimizer = 0
         self._in_backward = 0
+        self._called_at: Site | None = None
         self._since_step = 0
         self._saved: list[set[tuple[int, int]]] = []
         self._inputs: dict[int, tuple[type[torch.nn.Module], torch.Tensor]] = {}
@@ -170,7 +177,7 @@ class _Observer:
         if func == _GRAD and self._since_step and not self._in_optimizer and not self._in_backward:
             observed.reads_gradients = True
         elif name == "scaled_dot_product_attention":
-            observed.attention.add(args[0].dtype)
+            observed.attention.add((args[0] if args else kwargs["query"]).dtype)
         elif func is torch.nn.functional.cross_entropy and args and args[0].dim() == 2:
             observed.losses.append(_loss(args, kwargs))
 
@@ -197,13 +204,15 @@ class _Observer:
         self._changed.append(side_effect(module))
         self._saved.append(set())
         # In a backward pass modules are called again by checkpoints of the user's own.
-        if not outer and module not in self._known and not self._in_backward:
-            self._add_root(module)
+        if not outer and not self._in_backward:
+            self._called_at = calling_site()
+            if module not in self._known:
+                self._add_root(module)
         self.observed.unused.note(self.observed.device)
 
     def _add_root(self, module: torch.nn.Module) -> None:
         observed = self.observed
-        root = Root(type(module), self._made.get(module), calling_site())
+        root = Root(type(module), self._made.get(module), self._called_at)
         self._known[module] = root
         observed.roots.append(root)
         observed.is_compiled |= type(module).__name__ == "OptimizedModule"
@@ -224,9 +233,8 @@ class _Observer:
         for parameter in module.parameters():
             root.has_parameters = True
             observed.half |= parameter.dtype in (torch.bfloat16, torch.float16)
-            if parameter.device.type != "cpu" and observed.device == "cpu":
+            if parameter.device.type != "cpu":
                 observed.device = parameter.device.type
-                observed.cards = torch.get_device_module(observed.device).device_count()
 
     def ends(
         self, module: torch.nn.Module, outer: list[torch.nn.Module], given: Any, result: Any
@@ -259,6 +267,7 @@ class _Observer:
         if first is not None and first.dim():
             is_text = first.dim() == 2 and not first.is_floating_point()
             self.observed.sizes.append(Sizes(first.shape[0], first.shape[1] if is_text else 0))
+        root.takes_floats |= any(map(torch.is_floating_point, _tensors([*args, *kwargs.values()])))
         sizes = {
             arg.shape[0] if isinstance(arg, torch.Tensor) and arg.dim() > 0 else 0 for arg in args
         }
@@ -270,7 +279,9 @@ class _Observer:
                 if root.returns_scalar and not root.numbers_of_parts:
                     has_values = self.observed.has_values
                     root.numbers_of_parts = numbers_of_parts(tensor, has_values=has_values)
-                tensor.register_hook(lambda _, root=root: setattr(root, "has_gradients", True))
+                site = self._called_at
+                root.calls.setdefault(site, False)
+                tensor.register_hook(functools.partial(_reached, root, site))
 
     def packs(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._saved and not isinstance(tensor, torch.nn.Parameter):
@@ -388,6 +399,10 @@ class _Observer:
             stack.enter_context(_Functions(self))
             stack.callback(self._inputs.clear)
             yield observed
+
+
+def _reached(root: Root, site: Site | None, _: torch.Tensor) -> None:
+    root.has_gradients = root.calls[site] = True
 
 
 def _has_process_group() -> bool:

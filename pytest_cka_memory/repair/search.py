@@ -115,6 +115,7 @@ class Search:
         budget_bytes: what the peak must not exceed; None to look for the lowest one.
         seconds: after so many seconds of processor time no new trial begins.
         has_values: whether the device computes values.
+        cards: how many are emulated.
         goes_on: whether changes are tried if the step runs out of memory as it is. Then only that
             is known of it which it did before.
     """
@@ -128,6 +129,7 @@ class Search:
         budget_bytes: int | None = None,
         seconds: float = 20.0,
         has_values: bool = True,
+        cards: int = 1,
         goes_on: bool = True,
     ) -> None:
         self._given = run
@@ -136,6 +138,7 @@ class Search:
         self._progress = progress
         self._deadline = time.process_time() + seconds
         self._has_values = has_values
+        self._cards = cards
         self._goes_on = goes_on
         self._known: dict[frozenset[str], Trial] = {}
         self._number = 0
@@ -225,7 +228,7 @@ class Search:
         self._progress("as it is, observed")
         try:
             with observing() as observed:
-                observed.has_values = self._has_values
+                observed.has_values, observed.cards = self._has_values, self._cards
                 self._run()
         except Exception as error:
             if not self._is_out_of_memory(error):

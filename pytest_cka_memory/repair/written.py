@@ -177,13 +177,27 @@ def in_micro_batches(count):
     return wrap
 
 
+def with_bfloat16(model):
+    """Convert a model to bfloat16, and what it is called with."""
+
+    def converted(value):
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(torch.bfloat16) if is_float else value
+
+    def convert(_, args, kwargs):
+        return tuple(map(converted, args)), {name: converted(kwargs[name]) for name in kwargs}
+
+    model.register_forward_pre_hook(convert, with_kwargs=True)
+    return model.to(torch.bfloat16)
+
+
 def sharded(model, part=None):
     """Keep a part of each parameter on each card; those of a block are whole while it runs."""
     from torch.distributed.fsdp import fully_shard
 
     if not torch.distributed.is_initialized():  # under torchrun
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        torch.distributed.init_process_group("nccl")
+        torch.get_device_module().set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group()
     for module in list(model.modules()):
         if type(module).__name__ == part:
             fully_shard(module)

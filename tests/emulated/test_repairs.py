@@ -63,7 +63,7 @@ from pytest_cka_memory.repair.observation import observing
 from pytest_cka_memory.repair.trials import Figures, tried
 
 with observing() as observed:
-    observed.has_values = False
+    observed.has_values, observed.cards = False, int(sys.argv[2])
     program.step()
 before = program.Model.__init__, program.Model.forward, torch.optim.AdamW.__init__
 changes, refusals = offered(observed)

@@ -50,6 +50,18 @@ def train(steps=2, batch=8, vocabulary=50, factors=(8,) * 6, make=torch.optim.Ad
     return list(model.parameters())
 
 
+def train_on_floats():
+    """Train for two steps with batches that are floating-point numbers, and a loss module."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    loss = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        loss(model(torch.ones(512, 64)), torch.zeros(512, dtype=torch.long)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def train_with_momentum():
     """Train for two steps with SGD; return the model and its optimizer."""
     torch.manual_seed(0)

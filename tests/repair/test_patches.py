@@ -172,6 +172,18 @@ def test_optimizers_of_single_parameters_have_the_options_of_the_whole(
     assert numbers == numbers[:1] * 3
 
 
+def test_inputs_are_converted_with_weights(copy_of: Callable[[Trial], ModuleType]) -> None:
+    """A model that is called with floats gets bfloat16 ones, in the trial and in the copy."""
+    with observing() as observed:
+        small_models.train_on_floats()
+    change = next(c for c in offered(observed)[0] if c.name == "bfloat16 weights")
+    plain = measured(small_models.train_on_floats)
+    trial = tried([change], lambda: measured(small_models.train_on_floats), lambda error: False)
+    assert trial.error == ""
+    assert trial.peak_bytes < plain.peak_bytes
+    assert measured(copy_of(trial).train_on_floats).peak_bytes == trial.peak_bytes
+
+
 def test_observing_a_step_keeps_no_tensor() -> None:
     """A node whose result is saved for its own backward pass is freed with the step."""
     model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Sigmoid())

@@ -41,6 +41,12 @@ def label_emulated(meter: AcceleratorMeter, emulated: Loaded, index: int) -> Non
     meter.name += ", emulated device"
 
 
+def emulated_cards() -> int:
+    """Return how many cards this process emulates; 1 if it emulates none."""
+    emulated = loaded()
+    return 1 if emulated is None else emulated.devices
+
+
 def computes_values() -> bool:
     """Whether tensors on devices have values: they have none on one that is emulated without."""
     return loaded() is None or activation.are_computed()

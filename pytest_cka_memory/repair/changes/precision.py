@@ -9,9 +9,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pytest_cka_memory.repair.changes.forwards import Forward, edits_of_roots, forward_of_roots
-from pytest_cka_memory.repair.edits import wrapped
+from pytest_cka_memory.repair.edits import Edit, wrapped
 from pytest_cka_memory.repair.observation import Observed, Root
 from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal, replaced
+from pytest_cka_memory.repair.written import text_of, with_bfloat16
 
 GROUP = "precision"
 NUMBERS = "changes the numbers: bfloat16"
@@ -19,7 +20,7 @@ NUMBERS = "changes the numbers: bfloat16"
 
 def offers(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield what applies to models in float32."""
-    roots = [root for root in observed.roots if root.classes]
+    roots = [root for root in observed.roots if root.has_parameters]
     if not roots or observed.is_autocast or observed.half or observed.is_compiled:
         return
     device = observed.device
@@ -39,12 +40,17 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
         GROUP,
         functools.partial(_converting, roots),
         numbers=NUMBERS,
-        edits=None
-        if None in sites
-        else tuple(wrapped(site, "", ".to(torch.bfloat16)") for site in sites if site),
+        edits=None if None in sites else tuple(dict.fromkeys(map(_converted, roots))),
         advice="convert the model with .to(torch.bfloat16), and its inputs",
         order=0,
     )
+
+
+def _converted(root: Root) -> Edit:
+    assert root.made_at is not None
+    if not root.takes_floats:
+        return wrapped(root.made_at, "", ".to(torch.bfloat16)")
+    return wrapped(root.made_at, "with_bfloat16(", ")", text_of(with_bfloat16))
 
 
 @contextmanager
@@ -59,11 +65,13 @@ def _autocasting(roots: list[Root], device: str, copied: Copied) -> Iterator[Non
 
 @contextmanager
 def _converting(roots: list[Root], copied: Copied) -> Iterator[None]:
+    takes_floats = {root.kind for root in roots if root.takes_floats}
+
     def wrapper(kind: type, init: Callable[..., None]) -> Callable[..., None]:
         def made(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
             init(module, *args, **kwargs)
             if type(module) is kind:
-                module.to(torch.bfloat16)
+                (with_bfloat16 if kind in takes_floats else _to_bfloat16)(module)
 
         return made
 
@@ -71,6 +79,10 @@ def _converting(roots: list[Root], copied: Copied) -> Iterator[None]:
         for kind in dict.fromkeys(root.kind for root in roots):
             stack.enter_context(replaced(kind, "__init__", wrapper(kind, kind.__init__)))
         yield
+
+
+def _to_bfloat16(module: torch.nn.Module) -> None:
+    module.to(torch.bfloat16)
 
 
 _BACKENDS = ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION")

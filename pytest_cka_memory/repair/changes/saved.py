@@ -15,7 +15,13 @@ from pytest_cka_memory.repair.changes.forwards import (
     edits_of_roots,
     forward_of_roots,
 )
-from pytest_cka_memory.repair.edits import in_context, with_argument, wrapped
+from pytest_cka_memory.repair.edits import (
+    Site,
+    calling_site,
+    in_context,
+    with_argument,
+    wrapped,
+)
 from pytest_cka_memory.repair.modules import calls_followed
 from pytest_cka_memory.repair.observation import Observed, Root
 from pytest_cka_memory.repair.trials import Change, Copied, Refusal
@@ -23,31 +29,50 @@ from pytest_cka_memory.repair.written import in_place, saved_on_host, text_of
 
 
 def offers_without_graph(observed: Observed) -> Iterator[Change | Refusal]:
-    """Yield ``no_grad`` for models that no backward pass reaches."""
+    """Yield ``no_grad`` for the calls of models that no backward pass reaches."""
     unused = [root for root in observed.roots if root.needs_gradients and not root.has_gradients]
-    if not unused:
-        return
-    names = ", ".join(dict.fromkeys(root.kind.__name__ for root in unused))
-    sites = {root.called_at for root in unused}
+    if unused:
+        yield _without_gradients(unused, {root.called_at for root in unused}, "")
+    # Those of a model that is trained elsewhere, as in an evaluation.
+    trained = [root for root in observed.roots if root.has_gradients]
+    reached = {site for root in trained for site, is_reached in root.calls.items() if is_reached}
+    others = {site for root in trained for site in root.calls} - reached - {None}
+    if others:
+        names = ", ".join(sorted({site.function for site in others if site is not None}))
+        roots = [root for root in trained if others & root.calls.keys()]
+        yield _without_gradients(roots, others, f" in {names}")
+
+
+def _without_gradients(roots: list[Root], sites: set[Site | None], where: str) -> Change:
+    names = ", ".join(dict.fromkeys(root.kind.__name__ for root in roots))
     edits = []
     for site in sites - {None}:
         assert site is not None
         edits.append(
             in_context(site, "torch.no_grad()") or wrapped(site, "torch.no_grad()(lambda: ", ")()")
         )
-    yield Change(
-        f"no_grad for {names}",
-        "gradients",
-        functools.partial(_without_graph, unused),
+    return Change(
+        f"no_grad for {names}{where}",
+        "gradients" + where,
+        functools.partial(_without_graph, roots, sites if where else None),
         edits=None if None in sites else tuple(edits),
         advice="no backward pass uses its result: call it in torch.no_grad()",
     )
 
 
 @contextmanager
-def _without_graph(roots: list[Root], copied: Copied) -> Iterator[None]:
+def _without_graph(
+    roots: list[Root], sites: set[Site | None] | None, copied: Copied
+) -> Iterator[None]:
     def without_graph(forward: Forward) -> Forward:
-        return torch.no_grad()(forward)
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if sites is not None and calling_site() not in sites:
+                return forward(*args, **kwargs)
+            with torch.no_grad():
+                return forward(*args, **kwargs)
+
+        return run
 
     with forward_of_roots(roots, without_graph):
         yield

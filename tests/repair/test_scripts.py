@@ -1,0 +1,111 @@
+"""``repair train.py --batch 64``: scripts, which are run as often as a test."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_cka_memory.cli.main import OK, main
+from pytest_cka_memory.repair.scripts import Script, is_script, split_script
+
+SCRIPT = """
+import argparse
+import sys
+
+import torch
+from torch import nn
+
+WIDTH = 64
+runs = []
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(4)])
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def evaluate(model, batch):
+    losses = []
+    for _ in range(8):
+        losses.append(model(torch.ones(batch, WIDTH)).square().mean())
+    return sum(losses)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int)
+    args = parser.parse_args()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.ones(args.batch, WIDTH)).sum().backward()
+    optimizer.step()
+    evaluate(model, args.batch)
+    return model
+
+
+if __name__ == "__main__":
+    model = main()
+    runs.append((Net, len(sys.argv), __name__))
+    open("runs.txt", "a").write(f"{id(Net)} {sys.argv[1:]} {len(runs)}\\n")
+    sys.exit()
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of a script in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    return tmp_path / "train.py"
+
+
+def test_runs_of_a_script_have_the_same_classes_and_nothing_else_in_common(train: Path) -> None:
+    """Its classes are made once, because changes are made to them; everything else is new."""
+    before = (sys.modules["__main__"], sys.argv, sys.path[:])
+    script = Script("train.py", ["--batch", "8"])
+    script()
+    script()
+    first, second = Path("runs.txt").read_text("utf-8").splitlines()
+    assert first == second
+    assert first.endswith("['--batch', '8'] 1")
+    assert (sys.modules["__main__"], sys.argv, sys.path) == before
+
+
+def test_script_that_fails(train: Path) -> None:
+    """An exit status that is not 0 is an error."""
+    train.write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        Script("train.py")()
+
+
+def test_what_follows_a_script_belongs_to_it(train: Path) -> None:
+    """Options of the script are not those of the command; files with tests are tests."""
+    given = ["repair", "--card", "t4", "train.py", "--device", "cuda"]
+    assert split_script(given) == (given[:3], given[3:])
+    train.with_name("test_it.py").write_text("def test_it(): pass\n", encoding="utf-8")
+    train.with_name("checks.py").write_text("def test_it(): pass\n", encoding="utf-8")
+    example = "def test(model): pass\n\nif __name__ == '__main__':\n    test(None)\n"
+    train.with_name("mnist.py").write_text(example, encoding="utf-8")
+    names = ("train.py", "test_it.py", "checks.py", "mnist.py", "missing.py", "test_it.py::test_it")
+    assert [name for name in names if is_script(name)] == ["train.py", "mnist.py"]
+
+
+def test_evaluation_of_a_script_is_repaired_and_proven(
+    train: Path, capfd: pytest.CaptureFixture[str], forked_children: None
+) -> None:
+    """Only the call of the evaluation needs no graph; the patch is against the script."""
+    options = ["--device", "cpu", "--prove", "--seconds", "6"]
+    status = main(["repair", *options, "train.py", "--batch", "512"])
+    out, progress = capfd.readouterr()
+    assert status == OK, progress
+    assert out.startswith("train.py --batch 512: what lowers the peak, measured on cpu")
+    assert "no_grad for Net in evaluate: peak" in out
+    assert "  +        with torch.no_grad():" in out
+    assert "  -        losses.append(model(torch.ones(batch, WIDTH)).square().mean())" in out
+    assert "proven: no_grad for Net in evaluate: the patched copy has the peak" in out
+    assert "numbers: equal, bit for bit" in out
+    assert "not proven" not in out
