@@ -16,27 +16,42 @@ MODULE = "triton"
 TEXT = "ttir"
 """The stage of Triton's compiler whose text is run."""
 BINARY = "cubin"
+LOAD = "_init_handles"
+"""The method of a compiled kernel that loads its cubin, if that was not done."""
 MEASURE = "_bench"
 """The method of the autotuner that measures one configuration."""
 
 
 def note_compiled(function: Callable[[bytes, str], None]) -> None:
-    """Call a function for each kernel that is compiled, or read from Triton's cache.
+    """Call a function for each kernel that is compiled, read from Triton's cache, or loaded.
+
+    Kernels that Inductor's workers have compiled are only loaded: they were created in another
+    process, and pickled.
 
     Args:
         function: gets the cubin and the text in TTIR.
     """
     from triton.compiler.compiler import CompiledKernel
 
-    create = CompiledKernel.__init__
+    create, load = CompiledKernel.__init__, getattr(CompiledKernel, LOAD)
+
+    def note(kernel: Any) -> None:
+        if TEXT in kernel.asm and BINARY in kernel.asm:
+            function(kernel.asm[BINARY], kernel.asm[TEXT])
 
     @wraps(create)
     def create_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
         create(self, *args, **kwargs)
-        if TEXT in self.asm and BINARY in self.asm:
-            function(self.asm[BINARY], self.asm[TEXT])
+        note(self)
+
+    @wraps(load)
+    def note_and_load(self: Any) -> None:
+        if self.module is None:
+            note(self)
+        load(self)
 
     CompiledKernel.__init__ = create_and_note
+    setattr(CompiledKernel, LOAD, note_and_load)
 
 
 def choose_first_valid(without_effect: Callable[[], AbstractContextManager[None]]) -> None:

@@ -134,15 +134,20 @@ static int copied(void* to, const void* from, size_t size, Stream stream) {
   copy(to, from, size);
   return kSuccess;
 }
+// Whether rows may be accessed, with what is between them: all are in one allocation, or in neighbours.
+static bool may_access_rows(const void* start, size_t pitch, size_t width, size_t height) {
+  if (!height) return true;
+  if (height > 1 && (width > SIZE_MAX / 2 || pitch > SIZE_MAX / 2 / height)) return false;
+  return may_access(start, (height - 1) * pitch + width);
+}
 static int copied_2d(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                      size_t height, Stream stream) {
   if (!width) return kSuccess;  // whatever the height
   ProfiledCallScope profiled(kCallCopy);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
-  for (size_t row = 0; row < height; ++row)
-    if (!may_access((char*)to + row * to_pitch, width) || !may_access((const char*)from + row * from_pitch, width))
-      return fail(kInvalidValue);
+  if (!may_access_rows(to, to_pitch, width, height) || !may_access_rows(from, from_pitch, width, height))
+    return fail(kInvalidValue);
   profiled.copy(to, from, width * height, stream);
   for (size_t row = 0; row < height; ++row)
     if (phase() != kNoOperator ||
@@ -194,8 +199,7 @@ int fill_elements(void* start, size_t pitch, unsigned value, int size, size_t wi
   if (size == 1 && height == 1) return filled(start, (int)value, width, stream);
   if (!width) return kSuccess;  // whatever the height
   if (width > SIZE_MAX / size) return fail(kInvalidValue);
-  for (size_t row = 0; row < height; ++row)
-    if (!may_access((char*)start + row * pitch, width * size)) return fail(kInvalidValue);
+  if (!may_access_rows(start, pitch, width * size, height)) return fail(kInvalidValue);
   ProfiledCallScope profiled(kCallFill);
   if (int error = wait_for_stream(stream)) return error;
   count_work();
@@ -244,7 +248,11 @@ API int cudaMalloc3D(Pitched* out, Extent wanted) {
   return cudaMallocPitch((void**)&out->start, &out->pitch, wanted.width, wanted.height * wanted.depth);
 }
 API int cudaMemset3DAsync(Pitched to, int value, Extent wanted, Stream stream) {
-  for (size_t slice = 0; slice < wanted.depth && wanted.width && wanted.height; ++slice) {
+  if (!wanted.width || !wanted.height || !wanted.depth) return kSuccess;
+  if (wanted.depth > 1 && to.height > (SIZE_MAX - wanted.height) / wanted.depth) return fail(kInvalidValue);
+  size_t rows = (wanted.depth - 1) * to.height + wanted.height;
+  if (!may_access_rows(to.start, to.pitch, wanted.width, rows)) return fail(kInvalidValue);
+  for (size_t slice = 0; slice < wanted.depth; ++slice) {
     char* first = to.start + slice * to.pitch * to.height;
     if (int error = fill_elements(first, to.pitch, (unsigned)value, 1, wanted.width, wanted.height, stream)) return error;
   }

@@ -687,6 +687,259 @@ def cache_emptied_in_use() -> None:
     assert [float(view[1]) for view in views] == [2.0] * 50
 
 
+# ---- Pools, pointers, fills and memory of two and three dimensions ----
+
+
+class PoolProperties(ctypes.Structure):
+    """``cudaMemPoolProps``; the last fields are not used."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("kind", "handles", "place", "id")),
+        ("security", ctypes.c_void_p),
+        ("most", SIZE),
+        ("rest", ctypes.c_char * 56),
+    )
+
+
+class Pitched(ctypes.Structure):
+    """``cudaPitchedPtr``."""
+
+    _fields_ = (("start", ctypes.c_void_p), *((name, SIZE) for name in ("pitch", "x", "y")))
+
+
+class Extent(ctypes.Structure):
+    """``cudaExtent``."""
+
+    _fields_ = tuple((name, SIZE) for name in ("width", "height", "depth"))
+
+
+def pool(most: int = 0) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    wanted = PoolProperties(kind=1, place=1, most=most)
+    assert code("cudaMemPoolCreate", ctypes.byref(handle), ctypes.byref(wanted)) == 0
+    return handle
+
+
+def from_pool(handle: ctypes.c_void_p, size: int = 2**20) -> ctypes.c_void_p:
+    found = ctypes.c_void_p()
+    assert code("cudaMallocFromPoolAsync", ctypes.byref(found), SIZE(size), handle, None) == 0
+    return found
+
+
+def available() -> int:
+    free, total = SIZE(), SIZE()
+    assert code("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value
+
+
+def pool_destroyed_twice() -> None:
+    handle = pool()
+    assert [code("cudaMemPoolDestroy", handle) for _ in range(2)] == [0, INVALID_VALUE]
+    assert code("cudaMemPoolTrimTo", handle, SIZE(0)) == INVALID_VALUE
+    assert code("cudaDeviceSetMemPool", 0, handle) == INVALID_VALUE
+
+
+def pool_destroyed_in_use() -> None:
+    before, handle = available(), pool()
+    kept = [from_pool(handle, 2**25) for _ in range(3)]
+    assert code("cudaMemPoolDestroy", handle) == 0
+    out = ctypes.byref(ctypes.c_void_p())
+    assert code("cudaMallocFromPoolAsync", out, SIZE(64), handle, None) == INVALID_VALUE
+    assert code("cudaMemset", kept[2], 7, SIZE(2**25)) == 0
+    assert [code("cudaFreeAsync", pointer, None) for pointer in kept] == [0, 0, 0]
+    assert code("cudaFreeAsync", kept[0], None) == INVALID_VALUE
+    assert available() == before
+
+
+def pool_of_a_device_destroyed() -> None:
+    handle, default, now = pool(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert code("cudaDeviceGetDefaultMemPool", ctypes.byref(default), 0) == 0
+    assert code("cudaDeviceSetMemPool", 0, handle) == 0
+    assert code("cudaMemPoolDestroy", handle) == 0
+    assert code("cudaDeviceGetMemPool", ctypes.byref(now), 0) == 0
+    assert now.value == default.value
+    assert code("cudaMemPoolDestroy", default) == INVALID_VALUE
+    assert code("cudaMemPoolDestroy", None) == INVALID_VALUE
+
+
+def pool_with_garbage() -> None:
+    out = ctypes.byref(ctypes.c_void_p())
+    for wanted in ({}, {"kind": 1}, {"kind": 9, "place": 1}, {"kind": 1, "place": 1, "id": 99}):
+        assert code("cudaMemPoolCreate", out, ctypes.byref(PoolProperties(**wanted))) != 0
+    for handle in (GARBAGE, None):
+        assert code("cudaDeviceSetMemPool", 0, handle) == INVALID_VALUE
+        assert code("cudaMallocFromPoolAsync", out, SIZE(64), handle, None) == INVALID_VALUE
+
+
+def pool_with_a_limit() -> None:
+    handle, out = pool(most=2**20), ctypes.byref(ctypes.c_void_p())
+    for size in (2**20 + 1, 2**62, 2**64 - 1):
+        assert code("cudaMallocFromPoolAsync", out, SIZE(size), handle, None) == OUT_OF_MEMORY
+    assert code("cudaFree", from_pool(handle)) == 0
+    assert code("cudaMemPoolTrimTo", handle, SIZE(2**64 - 1)) == 0
+    assert code("cudaMemPoolDestroy", handle) == 0
+
+
+def pool_attributes_of_nothing() -> None:
+    handle, value = pool(), ctypes.c_uint64(3)
+    for which in (-1, 0, 9, 2**31 - 1):
+        assert code("cudaMemPoolGetAttribute", handle, which, ctypes.byref(value)) == INVALID_VALUE
+        assert code("cudaMemPoolSetAttribute", handle, which, ctypes.byref(value)) == INVALID_VALUE
+    for which in (5, 6, 7, 8):  # what is in use cannot be set, and the highest only to zero
+        assert code("cudaMemPoolSetAttribute", handle, which, ctypes.byref(value)) == INVALID_VALUE
+    assert code("cudaMemPoolDestroy", handle) == 0
+
+
+def pools_in_threads() -> None:
+    before, failed = available(), []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                handle = pool()
+                kept = [from_pool(handle, size) for size in (1, 2**20, 2**22)]
+                assert code("cudaMemPoolDestroy", handle) == 0
+                assert [code("cudaFreeAsync", pointer, None) for pointer in kept] == [0, 0, 0]
+        except AssertionError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert available() == before
+
+
+def pooled_memory_freed_twice() -> None:
+    pointer = ctypes.c_void_p()
+    assert code("cudaMallocAsync", ctypes.byref(pointer), SIZE(64), None) == 0
+    assert code("cudaFreeAsync", pointer, None) == 0
+    assert code("cudaFree", pointer) == INVALID_VALUE
+    assert code("cudaFreeAsync", GARBAGE, None) == INVALID_VALUE
+
+
+def memory_pool_of_torch_deleted_in_use() -> None:
+    own = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(own):
+        x = count(1000, "cuda")
+    del own
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert float(x.sum()) == 499500
+
+
+def pointer_attributes_of_garbage() -> None:
+    value = ctypes.create_string_buffer(16)
+    pointer = allocated()
+    for which in range(1, 18):
+        assert code("cuPointerGetAttribute", value, which, GARBAGE) == INVALID_VALUE
+    for which in (-1, 0, 5, 99, 2**31 - 1):
+        assert code("cuPointerGetAttribute", value, which, pointer) == 801
+    for which in (1, 2, 99):
+        assert code("cuPointerSetAttribute", value, which, pointer) == INVALID_VALUE
+    assert code("cuPointerSetAttribute", value, 6, GARBAGE) == INVALID_VALUE
+    assert code("cudaFree", pointer) == 0
+    assert code("cuPointerGetAttribute", value, 2, pointer) == INVALID_VALUE
+    assert code("cuPointerSetAttribute", value, 6, pointer) == INVALID_VALUE
+
+
+def pointer_attributes_keep_to_their_sizes() -> None:
+    """Nothing is written behind an answer, which has four or eight bytes."""
+    sizes = {1: 8, 2: 4, 3: 8, 6: 4, 7: 8, 8: 4, 9: 4, 11: 8, 12: 8, 13: 4, 17: 8}
+    pointer = allocated()
+    for address in (pointer, GARBAGE):
+        values = [ctypes.create_string_buffer(b"\xaa" * 16, 16) for _ in sizes]
+        which = (ctypes.c_int * len(sizes))(*sizes)
+        at = (ctypes.c_void_p * len(sizes))(*map(ctypes.addressof, values))
+        assert code("cuPointerGetAttributes", len(sizes), which, at, address) == 0
+        for value, size in zip(values, sizes.values(), strict=True):
+            assert value.raw[size:] == b"\xaa" * (16 - size)
+    assert code("cudaFree", pointer) == 0
+
+
+def fills_beyond() -> None:
+    pointer = allocated(2**21)
+    last = ctypes.c_void_p((pointer.value or 0) + 2**21 - 4)
+    for bits in (8, 16, 32):
+        for many in (8, 2**40, 2**62, 2**64 - 1):
+            assert code(f"cuMemsetD{bits}_v2", last, 1, SIZE(many)) == INVALID_VALUE
+        assert code(f"cuMemsetD{bits}_v2", last, 1, SIZE(1)) == 0
+        assert code(f"cuMemsetD{bits}_v2", last, 1, SIZE(0)) == 0
+    assert code("cudaFree", pointer) == 0
+    assert code("cuMemsetD32_v2", last, 1, SIZE(1)) == INVALID_VALUE
+
+
+def fills_of_rows_beyond() -> None:
+    pointer = allocated(2**21)
+    for pitch, width, height in ((2**20, 2**20, 3), (2**62, 4, 9), (0, 2**22, 1), (4096, 8, 2**40)):
+        sizes = SIZE(width), SIZE(height)
+        assert code("cudaMemset2D", pointer, SIZE(pitch), 1, *sizes) == INVALID_VALUE
+        assert code("cuMemsetD2D32_v2", pointer, SIZE(pitch), 1, *sizes) == INVALID_VALUE
+    assert code("cudaMemset2D", pointer, SIZE(8), 1, SIZE(0), SIZE(2**62)) == 0
+    assert code("cudaFree", pointer) == 0
+
+
+def fills_of_slices_beyond() -> None:
+    block = Pitched()
+    assert code("cudaMalloc3D", ctypes.byref(block), Extent(100, 4, 4)) == 0
+    for extent in (Extent(100, 4, 2**12), Extent(2**62, 1, 1), Extent(100, 2**40, 1)):
+        assert code("cudaMemset3D", block, 1, extent) == INVALID_VALUE
+    far = Pitched(block.start, 2**61, 100, 4)
+    assert code("cudaMemset3D", far, 1, Extent(1, 1, 9)) == INVALID_VALUE
+    assert code("cudaMemset3D", block, 1, Extent(1, 1, 2**62)) == INVALID_VALUE
+    assert code("cudaMemset3D", block, 1, Extent(0, 2**62, 2**62)) == 0
+    assert code("cudaMemset3D", block, 1, Extent(100, 4, 4)) == 0
+    assert code("cudaFree", ctypes.c_void_p(block.start)) == 0
+    assert code("cudaMemset3D", block, 1, Extent(1, 1, 1)) == INVALID_VALUE
+
+
+def malloc_of_rows_and_slices_huge() -> None:
+    out, pitch, block = ctypes.c_void_p(), SIZE(), Pitched()
+    at = ctypes.byref(out), ctypes.byref(pitch)
+    for width, height in ((2**62, 1), (2**63, 2), (2**64 - 1, 1), (600, 2**60), (1, 2**62)):
+        assert code("cudaMallocPitch", *at, SIZE(width), SIZE(height)) == OUT_OF_MEMORY
+        wanted = Extent(width, height, 1)
+        assert code("cudaMalloc3D", ctypes.byref(block), wanted) == OUT_OF_MEMORY
+    wanted = Extent(1, 2**40, 2**40)
+    assert code("cudaMalloc3D", ctypes.byref(block), wanted) == OUT_OF_MEMORY
+    assert code("cuMemAllocPitch_v2", *at, SIZE(0), SIZE(4), 4) == INVALID_VALUE
+
+
+def copies_of_rows_beyond() -> None:
+    pointer, text = allocated(2**21), ctypes.create_string_buffer(64)
+    for pitch, width, height in ((2**20, 8, 4), (2**62, 8, 5), (8, 2**40, 1)):
+        to = pointer, SIZE(pitch), text, SIZE(0)
+        assert code("cudaMemcpy2D", *to, SIZE(width), SIZE(height), 4) == INVALID_VALUE
+    to = pointer, SIZE(8), text, SIZE(8)
+    assert code("cudaMemcpy2D", *to, SIZE(0), SIZE(2**62), 4) == 0
+    assert code("cudaFree", pointer) == 0
+
+
+def kernels_of_nothing() -> None:
+    name = ctypes.byref(ctypes.c_char_p())
+    assert code("cuKernelGetName", name, None) == INVALID_VALUE
+    assert code("cuFuncGetName", name, None) == INVALID_VALUE
+
+
+def fills_by_the_driver_are_of_a_tensor() -> None:
+    x = torch.zeros(4, 8, dtype=torch.int32, device="cuda")
+    start = ctypes.c_void_p(x.data_ptr())
+    assert code("cuMemsetD2D32_v2", start, SIZE(32), 5, SIZE(2), SIZE(3)) == 0
+    assert (x.sum().item(), x[0].tolist()) == (30, [5, 5, 0, 0, 0, 0, 0, 0])
+
+
+def pool_destroyed_in_a_capture() -> None:
+    handle, graph = pool(), torch.cuda.CUDAGraph()
+    x = torch.zeros(4, device="cuda")
+    with torch.cuda.graph(graph):
+        x += 1
+        assert code("cudaMemPoolDestroy", handle) == 0
+    graph.replay()
+    assert float(x.sum()) == 4
+
+
 ON_CARD: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
@@ -699,6 +952,13 @@ ON_CARD: dict[str, Callable[[], None]] = {
         *(virtual_memory_released_twice, handles_of_other_processes, fork_in_the_middle),
         *(fork_in_a_stream_and_a_capture, fork_in_backward, graph_of_deleted, graph_left_open),
         *(storage_freed_before_its_views, storage_shrinks_before_its_views, cache_emptied_in_use),
+        *(pool_destroyed_twice, pool_destroyed_in_use, pool_of_a_device_destroyed),
+        *(pool_with_garbage, pool_with_a_limit, pool_attributes_of_nothing, pools_in_threads),
+        *(pooled_memory_freed_twice, memory_pool_of_torch_deleted_in_use),
+        *(pointer_attributes_of_garbage, pointer_attributes_keep_to_their_sizes, fills_beyond),
+        *(fills_of_rows_beyond, fills_of_slices_beyond, malloc_of_rows_and_slices_huge),
+        *(copies_of_rows_beyond, kernels_of_nothing, fills_by_the_driver_are_of_a_tensor),
+        *(pool_destroyed_in_a_capture,),
     )
 }
 

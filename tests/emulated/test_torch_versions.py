@@ -55,10 +55,12 @@ def test_installed_torch_has_the_needed_names():
     assert torch_private.missing() == []
 
 
-def test_installed_compilers_have_the_methods_that_measure():
-    """The installed Triton and Inductor have the methods that are replaced to leave out times."""
+def test_installed_compilers_have_the_methods_that_are_replaced():
+    """Triton and Inductor have the methods that measure, and the one that loads a kernel."""
     autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
     assert callable(getattr(autotuner, triton_private.MEASURE))
+    compiled = importlib.import_module("triton.compiler.compiler").CompiledKernel
+    assert callable(getattr(compiled, triton_private.LOAD))
     heuristics, selection = map(importlib.import_module, torch_versions.MEASURING.value)
     assert callable(heuristics.CachingAutotuner.bench)
     assert callable(selection.AlgorithmSelectorCache.make_benchmark_fn)

@@ -37,6 +37,23 @@ def test_autotuned_kernel_is_computed_and_leaves_no_trace_of_the_choice():
     torch.testing.assert_close(c, a @ b)
 
 
+def test_kernel_that_another_process_has_compiled_is_computed(monkeypatch):
+    """Inductor's workers pickle kernels whose names are too long for its own launcher."""
+    from triton.compiler.compiler import CompiledKernel
+
+    from emulated_cuda.triton import launches
+
+    x = torch.randn(1, 100, device="cuda")
+    out = torch.empty_like(x)
+    compiled = kernels.softmax_of_rows[(1,)](out, x, 100, x.stride(0), size=128)
+    monkeypatch.setattr(launches, "_texts", {})
+    received = CompiledKernel.__new__(CompiledKernel)  # as Inductor's ``__setstate__`` does
+    vars(received).update({**vars(compiled), "module": None, "function": None, "_run": None})
+    out.zero_()
+    received[(1, 1, 1)](out, x, 100, x.stride(0), 128)
+    torch.testing.assert_close(out, x.softmax(1))
+
+
 def test_random_numbers_are_those_of_philox():
     """Random numbers are those of Philox, of which the authors publish known answers."""
     out = torch.zeros(8, dtype=torch.int32, device="cuda")
