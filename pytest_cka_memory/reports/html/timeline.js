@@ -148,7 +148,6 @@
       band.path = svgPath("band", path(tops[n], tops[n + 1], first, last, high), band.style);
       svg.append(band.path);
     });
-    if (drawn.reserve) svg.append(svgPath("reserve", line(drawn.reserve.levels, first, last, high)));
     plot.replaceChildren(svg);
     for (let value = 0; value <= high / factor + step / 2; value += step) {
       const level = value * factor / high;
@@ -157,6 +156,7 @@
       tick.style.bottom = `${100 * level}%`;
       plot.append(tick);
     }
+    if (drawn.reserve) svg.append(svgPath("reserve", line(drawn.reserve.levels, first, last, high)));
     const peak = drawn.moments[drawn.peak];
     if (peak >= from && peak <= to) {
       const side = share(peak) > 0.8 ? "right" : share(peak) < 0.2 ? "left" : "";
