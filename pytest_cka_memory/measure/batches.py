@@ -232,7 +232,6 @@ class BatchSamples:
     def loop_ended(self) -> None:
         """Check once more: after the last boundary, while the loop's variables still exist."""
         self.check()
-        self._mark_missed()
         self._take_older_for_garbage(lambda index: index == len(self._boundaries) - 1)
         self._ended_at = len(self._boundaries)
 
@@ -246,7 +245,6 @@ class BatchSamples:
         if self._has_risen:
             self._correct_unchecked(self._checked_bytes, 0)
         if self._ended_at < len(self._boundaries):
-            self._mark_missed()
             self._take_older_for_garbage(lambda _: False)
 
     def _take_older_for_garbage(self, is_known: Callable[[int], bool]) -> None:
@@ -289,15 +287,9 @@ class BatchSamples:
         levels = [boundary.level for boundary in self._boundaries]
         return max(levels[1:], default=0) > min(levels[:1], default=0)
 
-    def _mark_missed(self) -> None:
-        """Mark the last samples if counts that did not look at all objects have missed garbage."""
-        if self._census is not None:
-            self._mark_since(self._census.missed_at_end())
-
-    def _mark_since(self, boundaries: int | None) -> None:
-        if boundaries is not None:
-            for boundary in self._boundaries[boundaries:]:
-                boundary.may_have_garbage = True
+    def _mark_since(self, boundaries: int) -> None:
+        for boundary in self._boundaries[boundaries:]:
+            boundary.may_have_garbage = True
 
     def _count(self, last: "_Boundary") -> int | None:
         """Count the garbage; return how much is new at the last boundary, None if it is unknown."""

@@ -219,19 +219,6 @@ class Census(GarbageCounter):
         counted = {block.serial for block in self._blocks_of(freed.storages)} | self._blocks.keys()
         return counted, set(map(id, young)), freed.is_complete
 
-    def missed_at_end(self) -> int | None:
-        return without_collections(self._missed_at_end)
-
-    def _missed_at_end(self) -> int | None:
-        if not self._serial_before:  # the last count looked at all objects
-            return None
-        _, blocks = self._unreachable(BEGIN)
-        if blocks is None:
-            return self._all_until
-        new = (block for block in blocks if block.serial not in self._blocks)
-        is_missed = any(block.serial <= self._serial_before for block in new)
-        return self._all_until if is_missed else None
-
     def missed_since(self) -> int | None:
         return self._missed_since
 

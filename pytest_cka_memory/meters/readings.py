@@ -124,12 +124,6 @@ class GarbageCounter(ABC):
         """
         return []
 
-    def missed_at_end(self) -> int | None:
-        """Look once more; return what :meth:`missed_since` does, if the last counts have missed
-        garbage.
-        """
-        return None
-
     def missed_since(self) -> int | None:
         """Return after how many boundaries counts began to miss garbage that the last one found.
 
