@@ -248,7 +248,7 @@ def programs() -> str:
     return _markdown(
         (
             *(*head, "reserved at the end, card", "emulated", "in use, emulated"),
-            *("reserved in other runs and with other addresses", "cause"),
+            *("reserved with other addresses", "cause"),
         ),
         lines,
     )
@@ -256,12 +256,15 @@ def programs() -> str:
 
 def _other_addresses(row: dict[str, Any]) -> str:
     sizes = [*_other_reserves(row), row["reserved_bytes_here"]]
-    return f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else "-"
+    if len(set(sizes)) == 1:
+        return "-"
+    return f"{min(sizes):,} to {max(sizes):,} (torch {row['by_address_order']['torch']})"
 
 
 def _other_reserves(row: dict[str, Any]) -> list[int]:
     """Return the reserve of further runs, and with segments at other addresses."""
-    return [*row.get("repeated", ()), *row.get("by_address_order", ())]
+    others = (row.get(name, {}) for name in ("repeated", "by_address_order"))
+    return [size for found in others for size in found.get("reserved_bytes", ())]
 
 
 def _less(difference: int) -> str:

@@ -249,15 +249,15 @@ def predict(
     return {"seconds": round(time.monotonic() - begin, 1)}
 
 
+def version_of(interpreter: str) -> str:
+    """Return the version of torch that an interpreter has."""
+    command = [interpreter, "-c", "import torch; print(torch.__version__)"]
+    return subprocess.check_output(command, text=True).strip().partition("+")[0]
+
+
 def one(program: Program, git: Path, interpreter: str) -> dict[str, Any]:
     """Run a program, and compare it with its recording; return the row of the result."""
-    version = subprocess.check_output(
-        [interpreter, "-c", "import torch; print(torch.__version__)"], text=True
-    )
-    row: dict[str, Any] = {
-        "program": program.name,
-        "torch": version.strip().partition("+")[0],
-    }
+    row: dict[str, Any] = {"program": program.name, "torch": version_of(interpreter)}
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder) / "here.pickle"
         found = predict(program, git, interpreter, here)
@@ -358,7 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             varied = by_address_order if options.orders else repeated
             found = varied(program, git, interpreter, options.orders or options.repeat)
             row = stored()[program.name]
-            row["by_address_order" if options.orders else "repeated"] = found
+            name = "by_address_order" if options.orders else "repeated"
+            row[name] = {"torch": version_of(interpreter), "reserved_bytes": found}
             write({**stored(), program.name: row})
             print(program.name, *found, flush=True)
             continue
