@@ -243,7 +243,10 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "skipped, by version": skips,
     },
     DOCS / "how-to" / "snapshots.md": {"recordings": snapshot_tables.recordings},
-    DOCS / "how-to" / "repairs.md": {"repairs": repairs_tables.repairs},
+    DOCS / "how-to" / "repairs.md": {
+        "repairs": repairs_tables.repairs,
+        "repairs-published": repairs_tables.published_repairs,
+    },
     DOCS / "how-to" / "laws.md": {"laws": law_tables.laws},
     DOCS / "explanation" / "values.md": {
         "suites": values_tables.suites,

@@ -33,6 +33,18 @@ def repairs() -> str:
     )
 
 
+def published_repairs() -> str:
+    """The reserve under each change that a pull request has published, beside the search's."""
+    (file,) = RESULTS.glob("repairs-torch-*.json")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["published"]
+    lines = [("change", "on a card, GB", "here, GB", "off"), ("---", "---:", "---:", "---:")]
+    for name, row in found.items():
+        known, reserved = row["published_gib"], row["reserved_gib"]
+        off = f"{100 * (reserved / known - 1):+.1f} %"
+        lines.append((name, f"{known:.3f}", f"{reserved:.3f}", off))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def _of_change(row: dict[str, Any], each: dict[str, Any]) -> tuple[str, ...]:
     saved = 100 * (1 - each["peak_bytes"] / row["peak_bytes"])
     return (

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
 from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
 from pytest_cka_memory.repair.means import numbers_of_parts
-from pytest_cka_memory.repair.modules import calls_followed
+from pytest_cka_memory.repair.modules import calls_followed, class_of
 from pytest_cka_memory.repair.side_effects import side_effect
 from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import replaced
@@ -172,7 +172,7 @@ class _Observer:
         if kwargs.get("generator") is not None:
             for module in self._stack:
                 observed.side_effects.setdefault(
-                    type(module), "its forward draws from a torch.Generator of its own"
+                    class_of(module), "its forward draws from a torch.Generator of its own"
                 )
         if func == _GRAD and self._since_step and not self._in_optimizer and not self._in_backward:
             observed.reads_gradients = True
@@ -196,8 +196,8 @@ class _Observer:
             return
         if args[0].is_leaf:
             because = "its input is not computed by the model"
-            self.observed.read_again.setdefault(type(module), because)
-        self._inputs[args[0].data_ptr()] = (type(module), args[0])
+            self.observed.read_again.setdefault(class_of(module), because)
+        self._inputs[args[0].data_ptr()] = (class_of(module), args[0])
 
     def begins(self, module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
         self._stack = outer
@@ -212,16 +212,16 @@ class _Observer:
 
     def _add_root(self, module: torch.nn.Module) -> None:
         observed = self.observed
-        root = Root(type(module), self._made.get(module), self._called_at)
+        root = Root(class_of(module), self._made.get(module), self._called_at)
         self._known[module] = root
         observed.roots.append(root)
-        observed.is_compiled |= type(module).__name__ == "OptimizedModule"
+        observed.is_compiled |= class_of(module).__name__ == "OptimizedModule"
         for child in module.modules():
             for inner in child.modules():
                 if inner is not child:
-                    root.nested.setdefault(type(inner), set()).add(type(child))
+                    root.nested.setdefault(class_of(inner), set()).add(class_of(child))
         for child in module.modules():
-            kind = type(child)
+            kind = class_of(child)
             root.classes[kind] += 1
             if has_forward_hooks(child):
                 because = f"a hook of the {kind.__name__} in it would run twice"
@@ -245,17 +245,17 @@ class _Observer:
         saved = self._saved.pop() if self._saved else set()
         if effect:
             for around in (module, *outer):
-                observed.side_effects.setdefault(type(around), effect)
+                observed.side_effects.setdefault(class_of(around), effect)
         if module.training and isinstance(module, _OF_BATCH):
-            observed.batch_statistics = type(module).__name__
+            observed.batch_statistics = class_of(module).__name__
         if module.training and isinstance(module, _DROPOUT):
             observed.has_dropout = observed.has_dropout or module.p > 0
         observed.is_autocast |= torch.is_autocast_enabled(observed.device)
         root = self._known.get(outer[0] if outer else module)
         if root is not None:
-            number = len(root.saved_bytes.setdefault(type(module), []))
-            root.saved_bytes[type(module)].append(sum(size for _, size in saved))
-            root.positions.setdefault(type(module), []).append(number)
+            number = len(root.saved_bytes.setdefault(class_of(module), []))
+            root.saved_bytes[class_of(module)].append(sum(size for _, size in saved))
+            root.positions.setdefault(class_of(module), []).append(number)
         if self._saved:
             self._saved[-1] |= saved
         if not outer and root is not None:
