@@ -795,7 +795,7 @@ def pools_in_threads() -> None:
 
     def work() -> None:
         try:
-            for _ in range(50):
+            for _ in range(8):
                 handle = pool()
                 kept = [from_pool(handle, size) for size in (1, 2**20, 2**22)]
                 assert code("cudaMemPoolDestroy", handle) == 0
