@@ -153,7 +153,7 @@ PROGRAMS = (
     Program(
         "x-transformers",
         "x-transformers",
-        "its training script `train_copy.py`, for two minutes",
+        "its training script `train_copy.py`, stopped after three minutes",
         ("train_copy.py",),
         seconds=120,
     ),
