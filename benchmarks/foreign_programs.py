@@ -32,7 +32,7 @@ from foreign_reasons import STREAMS, reason_of
 OWN = Path(__file__).parents[1]
 HELPERS = OWN / "benchmarks" / "foreign"
 TESTS = ("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:cka_memory", "-q", "--tb=short")
-TESTS += ("-W", "ignore", "-p", "sampling")
+TESTS += ("--disable-warnings", "-p", "sampling")  # not "-W ignore": some tests count warnings
 _LONGEST = 300
 """Characters that are kept of an error."""
 
@@ -153,7 +153,7 @@ PROGRAMS = (
     Program(
         "x-transformers",
         "x-transformers",
-        "its training script `train_copy.py`, for two minutes",
+        "its training script `train_copy.py`, stopped after three minutes",
         ("train_copy.py",),
         seconds=120,
     ),

@@ -104,6 +104,10 @@ def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
                 key: own_output(value) if key in outs else on_cpu(value)
                 for key, value in named.items()
             }
+            for key in written:  # the CPU's operator may resize the parts of a sparse tensor
+                value = on_host.get(key)
+                if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+                    on_host[key] = value.clone()
             computed = operator(
                 *[on_host[key] for key in names[: len(args)]],
                 **{key: on_host[key] for key in kwargs},

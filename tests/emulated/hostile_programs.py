@@ -160,6 +160,25 @@ def state_of_wrong_shape(d: str) -> Any:
     torch.nn.Linear(3, 4, device=d).load_state_dict({"weight": ones(5, 5, d=d)})
 
 
+def sparse_grown_in_place(d: str) -> Any:
+    """The CPU's operator gives the parts of the first tensor another size."""
+    x = torch.eye(3, device=d).to_sparse()
+    x.zero_()
+    x.add_(torch.ones(3, 3, device=d).to_sparse())
+    y = torch.eye(3, device=d).to_sparse()
+    y.add_(torch.ones(3, 3, device=d).to_sparse(), alpha=2)
+    return x.to_dense(), y.to_dense(), y._nnz() >= 9
+
+
+def sparse_gradient_added_to_zeros(d: str) -> Any:
+    layer = torch.nn.Embedding.from_pretrained(count(12, d).view(4, 3), freeze=False, sparse=True)
+    layer(index(0, 1, 2, d=d)).sum().backward()
+    assert layer.weight.grad is not None
+    layer.weight.grad.zero_()
+    layer(index(0, 1, 2, 2, d=d)).sum().backward()
+    return layer.weight.grad.to_dense()
+
+
 ON_BOTH: dict[str, Program] = {
     "index_beyond": lambda d: count(4, d)[index(9, d=d)],
     "index_below": lambda d: count(4, d)[index(-9, d=d)],
@@ -218,6 +237,8 @@ ON_BOTH: dict[str, Program] = {
     "resize_of_required": lambda d: count(4, d).requires_grad_().resize_(9),
     "resize_of_view": lambda d: resized(count(8, d)[:4], 16)[:4],
     "storage_grows": grown_storage,
+    "sparse_grows_in_place": sparse_grown_in_place,
+    "sparse_gradient_added_to_zeros": sparse_gradient_added_to_zeros,
     "storage_beyond": lambda d: count(4, d).untyped_storage()[100],
     "storage_slice_of_deleted": lambda d: torch.tensor(count(4, d).untyped_storage().tolist()),
     "view_of_deleted": view_of_deleted,
@@ -795,7 +816,7 @@ def pools_in_threads() -> None:
 
     def work() -> None:
         try:
-            for _ in range(50):
+            for _ in range(8):
                 handle = pool()
                 kept = [from_pool(handle, size) for size in (1, 2**20, 2**22)]
                 assert code("cudaMemPoolDestroy", handle) == 0
