@@ -45,7 +45,7 @@ class Program:
 _A100_OF_2_6 = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
 
 
-_PLACES = "the same requests, in other free blocks: before torch 2.13 addresses decide"
+_PLACES = "the same requests, in other free blocks: addresses and the version of torch decide"
 
 
 def _wedsonlin() -> Iterator[Program]:
@@ -157,6 +157,7 @@ PROGRAMS: Sequence[Program] = (
         arguments=(),
         card="rtx4090",
         environment=_A100_OF_2_6,
+        cause="Inductor of torch 2.9 in place of 2.6: it fuses and orders the code otherwise",
     ),
     Program(
         name="nothanmin, training",
