@@ -4,13 +4,14 @@ Configuration: docs/source/en/tutorials/basic_training.md, 16 images, AdamW.
 """
 
 import torch
-from diffusers import DDPMScheduler, UNet2DModel
 
 SIZES = {"batch": 16, "pixels": 128, "channels": (128, 128, 256, 256, 512, 512)}
 SMALL = {"batch": 4, "pixels": 32, "channels": (32, 32, 32, 32, 32, 32)}
 
 
 def step(device, batch, pixels, channels):
+    from diffusers import DDPMScheduler, UNet2DModel  # it asks the device
+
     model = UNet2DModel(
         sample_size=pixels,
         in_channels=3,
