@@ -93,8 +93,9 @@ def _fast_collections(imports_excluded_from_collection: None) -> None:
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a file of tests in an inner session that writes its JSON report.
 
-    It runs in this process, in a new one that has torch already (``forked=True``), or in a new
-    interpreter (``subprocess=True``), which takes three seconds longer if it imports torch.
+    It runs in this process, in a new one that has torch already (``forked=True``), as have those
+    that it starts, or in a new interpreter (``subprocess=True``), which takes three seconds longer
+    if it imports torch.
     """
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("CI", raising=False)
