@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parent / "real_cards"))
 
 import case as real_cards
 from case import KINDS, Case, Figure
-from recorded_programs import PROGRAMS, Program
+from programs_with_recordings import PROGRAMS, Program
 
 RESULTS = Path(__file__).parent / "results" / "real-cards.json"
 RECORDED = Path(__file__).parent / "results" / "recorded-programs.json"

@@ -5,8 +5,8 @@
 People keep programs, and what ``torch.cuda.memory._dump_snapshot`` wrote when these ran on their
 cards, in one repository. ``FOLDER`` has such repositories as git has them: ``OWNER+NAME`` with
 the git directory in it, or ``OWNER+NAME.git``. Nothing of them is in this repository:
-``recorded_programs.py`` names the commits, files and arguments. Each program runs as it is on an
-emulated card, in a process that does not get the recording; then its requests and frees are
+``programs_with_recordings.py`` names the commits, files and arguments. Each program runs as it is
+on an emulated card, in a process that does not get the recording; then its requests and frees are
 compared with the recorded ones, in order.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).parent))
 
 import run
-from recorded_programs import PROGRAMS, Program
+from programs_with_recordings import PROGRAMS, Program
 
 from pytest_cka_memory.snapshots import beginning
 from pytest_cka_memory.snapshots.reading import (

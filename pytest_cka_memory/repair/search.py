@@ -54,13 +54,13 @@ class Repairs:
     @property
     def lowest(self) -> Trial | None:
         """The lowest peak, with any change; None if nothing lowers it."""
-        return self._first(trial for trial in self.ran if not self.has_idle_part(trial))
+        return self._lowest_of(trial for trial in self.ran if not self.has_idle_part(trial))
 
     @property
     def lowest_exact(self) -> Trial | None:
         """The lowest peak whose numbers are the same but for the last digits; None if none."""
         exact = (trial for trial in self.ran if keeps_numbers(trial))
-        return self._first(trial for trial in exact if not self.has_idle_part(trial))
+        return self._lowest_of(trial for trial in exact if not self.has_idle_part(trial))
 
     @property
     def fitting(self) -> list[Trial]:
@@ -68,7 +68,7 @@ class Repairs:
         if self.budget_bytes is None:
             return []
         found = [trial for trial in self.ran if trial.peak_bytes <= self.budget_bytes]
-        return sorted(found, key=self._cost)
+        return sorted(found, key=self.cost)
 
     def has_idle_part(self, trial: Trial) -> bool:
         """Whether fewer of the same changes do nearly as well."""
@@ -78,16 +78,25 @@ class Repairs:
             for other in self.ran
         )
 
-    def _first(self, trials: Iterable[Trial]) -> Trial | None:
+    def _lowest_of(self, trials: Iterable[Trial]) -> Trial | None:
+        """Return the lowest peak, or the cheapest of those that are hardly higher."""
         known = self.as_it_is.figures is None
-        return next((trial for trial in trials if known or self.saved_bytes(trial) > 0), None)
+        saving = [trial for trial in trials if known or self.saved_bytes(trial) > 0]
+        return self.cheapest_of_lowest(saving) if saving else None
 
-    def _cost(self, trial: Trial) -> tuple[int, ...]:
+    def cheapest_of_lowest(self, trials: Sequence[Trial]) -> Trial:
+        """Return the cheapest trial whose peak is the lowest or hardly higher."""
+        highest = min(trial.peak_bytes for trial in trials) * (1 + LEAST_SHARE)
+        return min((t for t in trials if t.peak_bytes <= highest), key=self.cost)
+
+    def cost(self, trial: Trial) -> tuple[int, ...]:
+        """Return what to compare trials by: the work that they add, then what numbers change."""
         flops = max(0, (trial.flops or 0) - (self.as_it_is.flops or 0))
         if trial.flops is None and any(change.recomputes for change in trial.changes):
             flops = sys.maxsize  # not counted for lack of time
         is_rounded = 1 if trial.numbers else 0
-        numbers = is_rounded if keeps_numbers(trial) else 2
+        rounds_updates = any(change.rounds_updates for change in trial.changes)
+        numbers = is_rounded if keeps_numbers(trial) else 2 + rounds_updates
         # The counter does not see all operations: what computes nothing again comes first.
         again = int(any(change.recomputes for change in trial.changes))
         work = (trial.cards, flops, trial.host_bytes, numbers, again, len(trial.changes))
@@ -283,12 +292,11 @@ class Search:
             self._combine_cheaply(useful)
 
     def _best_of_groups(self, changes: Sequence[Change]) -> list[Change]:
-        best: dict[str, Change] = {}
+        groups: dict[str, list[Trial]] = {}
         for change in changes:
-            known = best.setdefault(change.group, change)
-            if self._try((change,)).peak_bytes < self._try((known,)).peak_bytes:
-                best[change.group] = change
-        return list(best.values())
+            groups.setdefault(change.group, []).append(self._try((change,)))
+        best = (self.repairs.cheapest_of_lowest(trials) for trials in groups.values())
+        return [change for trial in best for change in trial.changes]
 
     def _is_useful(self, change: Change) -> bool:
         """Whether a change alone lowers the peak, or cannot be judged alone."""
@@ -303,7 +311,7 @@ class Search:
         ran = [self._try((change,)) for change in offers]
         if not ran:
             return
-        best = min(ran, key=lambda trial: trial.peak_bytes)
+        best = self.repairs.cheapest_of_lowest(ran)
         saving = [change for change in offers if self._saves(self._try((change,)))]
         for _ in range(_MOST_COMBINED - 1):
             lower = self._lowest_with_one_more(best, saving)

@@ -60,6 +60,8 @@ class Change:
     """What must hold for :attr:`numbers` to be right, if the run could not show it."""
     recomputes: bool = False
     """Whether it computes something again."""
+    rounds_updates: bool = False
+    """Whether weights or the optimizer's states have fewer bits, which rounds each update."""
     cards: int = 1
     """How many cards it needs."""
     order: int = 0

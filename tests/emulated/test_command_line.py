@@ -181,6 +181,9 @@ def test_process_that_is_killed_is_listed_with_what_the_library_knows(children):
 ENDS = """
 import os, signal, sys, torch
 
+# Shells start background processes with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def caught():
     try:
         raise RuntimeError

@@ -43,6 +43,7 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
             numbers=f"changes the numbers: optimizer states of {bits} bits",
             edits=None if edit is None else (edit,),
             advice=f"use torchao.optim.{name} instead of {kind.__name__}",
+            rounds_updates=True,
         )
 
 

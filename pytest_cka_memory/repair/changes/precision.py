@@ -42,6 +42,7 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
         numbers=NUMBERS,
         edits=None if None in sites else tuple(dict.fromkeys(map(_converted, roots))),
         advice="convert the model with .to(torch.bfloat16), and its inputs",
+        rounds_updates=True,
         order=0,
     )
 
