@@ -1,12 +1,15 @@
 """What ``emulated_cuda.estimate`` runs in a process of its own: one function, measured."""
 
+import difflib
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pytest_cka_memory.core import kinds
@@ -72,7 +75,7 @@ def function_of(name: str) -> Callable[..., Any]:
     """Return a function by ``FILE.py:FUNCTION``, which runs the file, or ``MODULE:FUNCTION``.
 
     Raises:
-        NoFunctionError: if there is none.
+        NoFunctionError: if there is none, or calling it would run nothing.
     """
     module_name, _, function_name = name.rpartition(":")
     if not module_name:
@@ -86,18 +89,82 @@ def function_of(name: str) -> Callable[..., Any]:
         assert spec is not None and spec.loader is not None, "a Python file"  # noqa: PT018
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except ImportError as error:
+            if "no known parent package" not in str(error):
+                raise
+            raise NoFunctionError(_imported_as(path.resolve(), function_name)) from None
     else:
         sys.path.insert(0, str(Path.cwd()))
-        if importlib.util.find_spec(module_name) is None:
+        if not _is_module(module_name):
             raise NoFunctionError(f"there is no module {module_name!r}")
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise NoFunctionError(f"{module_name} has no function {function_name!r}")
+        raise NoFunctionError(_is_missing(module, module_name, function_name))
+    for kind, is_kind in _NOT_RUN.items():
+        if is_kind(function):
+            raise NoFunctionError(
+                f"{name} is {kind}, so a call runs nothing of it; write a function that runs it"
+            )
     found: Callable[..., Any] = function
     return found
 
 
+_NOT_RUN = {
+    "an async function": inspect.iscoroutinefunction,
+    "a generator": inspect.isgeneratorfunction,
+    "an async generator": inspect.isasyncgenfunction,
+}
+_MOST_NAMES = 5
+
+
+def _imported_as(path: Path, function_name: str) -> str:
+    """Return a sentence about a file with relative imports: how it is named as a module."""
+    folder, parts = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if len(parts) == 1:  # a package without such a file
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return (
+        f"{path.name} imports relatively, so it is a module of a package: write "
+        f"'{'.'.join(parts)}:{function_name}', in the folder {folder}"
+    )
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # The package is missing, or is a module; another one is missed by the package's own code.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return False
+
+
+def _is_missing(module: ModuleType, module_name: str, function_name: str) -> str:
+    """Return a sentence about a name that no function of a module has."""
+    found = f"{module_name} has no function {function_name!r}"
+    owner, _, method = function_name.partition(".")
+    if method and hasattr(module, owner):
+        return f"{found}; write a function at the top of the file that calls it"
+    names = [name for name, it in vars(module).items() if _is_step(it, module)]
+    if not names:
+        return found
+    near = difflib.get_close_matches(function_name, names, n=1)
+    others = "..." if len(names) > _MOST_NAMES else ""
+    some = ", ".join(near or [*names[:_MOST_NAMES], *filter(None, [others])])
+    return f"{found}, but {some}"
+
+
+def _is_step(it: object, module: ModuleType) -> bool:
+    return inspect.isfunction(it) and it.__module__ == module.__name__
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    job_of_this_process = sys.argv[1:]
+    del sys.argv[1:]  # the function's file may read them as its own
+    sys.exit(main(job_of_this_process))

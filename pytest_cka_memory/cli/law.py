@@ -3,6 +3,7 @@
 import argparse
 import ast
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from emulated_cuda.cards import CARDS, DEFAULT_CARD
@@ -46,10 +47,13 @@ def add_parser(commands: Any) -> None:
 
 
 def _law(args: argparse.Namespace) -> int:
-    from pytest_cka_memory.measure.law_processes import find_law, target_of
+    from pytest_cka_memory.measure.law_processes import (
+        ProcessTracebackError,
+        find_law,
+        target_of,
+    )
 
-    sizes = dict(_argument(text) for text in args.sizes)
-    others = dict(_argument(text) for text in args.at)
+    sizes, others = _arguments(args.sizes), _arguments(args.at)
     try:
         target = target_of(args.step, args.card, args.device)
         assert target is not None, "a name has a target"
@@ -61,13 +65,22 @@ def _law(args: argparse.Namespace) -> int:
             card = args.fits or args.card or DEFAULT_CARD
             found = law.largest(args.largest, card=card, **others)
             print(f"largest {args.largest} on {card}: {found:,} ({found.how})")
-    except CkaMemoryError:
-        raise
     except Exception as error:  # what the step has raised, or wrong sizes
-        if error.__cause__ is not None:
+        if isinstance(error.__cause__, ProcessTracebackError):
             print(str(error.__cause__).strip(), file=sys.stderr)
+        if isinstance(error, CkaMemoryError):
+            raise
         raise ReportError(f"{type(error).__name__}: {error}") from None
     return 0
+
+
+def _arguments(texts: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in map(_argument, texts):
+        if name in found:
+            raise ReportError(f"{name!r} is given twice; write all its values once, as in 1,2,4")
+        found[name] = value
+    return found
 
 
 def _argument(text: str) -> tuple[str, Any]:

@@ -1,8 +1,10 @@
 """What :mod:`pytest_cka_memory.measure.law_processes` starts: it runs a step by its name."""
 
 import builtins
+import importlib
 import pickle
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -15,7 +17,8 @@ from pytest_cka_memory.errors import CkaMemoryError, RegionError
 from pytest_cka_memory.measure.law_processes import IF_ON_CPU
 from pytest_cka_memory.meters.selection import meter_for
 
-_OWN_FILES = (f"{Path(pytest_cka_memory.__file__).parent}/", "<frozen importlib")
+_IMPORTS = ("<frozen importlib", importlib.__file__)
+_OWN_FILES = (f"{Path(pytest_cka_memory.__file__).parent}/", *_IMPORTS)
 _STALE = "StaleValueError"
 _REMEDY = (
     "; the step needs values: pass device='emulate:cuda', or emulate:cuda:h100, which computes them"
@@ -36,7 +39,9 @@ def main(arguments: Sequence[str]) -> int:
         job = pickle.loads(Path(source).read_bytes())
         with places.root(job["root"]) if job["root"] else nullcontext():
             answer = ("found", _done(job, device), "")
-    except Exception as error:
+    except SystemExit as error:
+        answer = ("error", RegionError(_exited(error, job.get("step", ""))), "")
+    except (Exception, KeyboardInterrupt) as error:
         answer = ("error", _passed_on(error, job.get("step", "")), _traceback_of(error))
     Path(path).write_bytes(pickle.dumps(answer))
     return 0
@@ -79,7 +84,21 @@ def _done(job: Mapping[str, Any], device: str) -> Any:
     return found
 
 
-def _passed_on(error: Exception, step: str) -> Exception:
+def _exited(error: SystemExit, step: str) -> str:
+    library = f"{sysconfig.get_path('stdlib')}/"  # such as argparse, which the step's file calls
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((library, *_OWN_FILES))
+    ]
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return (
+        f"law(): {step} ended the process with status {error.code!r}{where}; a step has to return, "
+        "and what runs a program has to be under if __name__ == '__main__':"
+    )
+
+
+def _passed_on(error: BaseException, step: str) -> BaseException:
     """Return an exception that the other process can raise.
 
     That of another class may need modules that the other process has not imported.
@@ -87,13 +106,15 @@ def _passed_on(error: Exception, step: str) -> Exception:
     kind, text = type(error), f"{type(error).__name__}: {error}"
     if kind.__name__ == _STALE:
         return RegionError(f"law(): {step} raised {text}{_REMEDY}")
+    if isinstance(error, KeyboardInterrupt):  # by the step itself: this one is not for pytest
+        return RegionError(f"law(): {step} raised {kind.__name__}")
     known = isinstance(error, CkaMemoryError) or getattr(builtins, kind.__name__, None) is kind
     if known and _is_passed(error):
         return error
     return RegionError(f"law(): {step} raised {text}")
 
 
-def _is_passed(error: Exception) -> bool:
+def _is_passed(error: BaseException) -> bool:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -101,7 +122,7 @@ def _is_passed(error: Exception) -> bool:
     return True
 
 
-def _traceback_of(error: Exception) -> str:
+def _traceback_of(error: BaseException) -> str:
     """Return the traceback from the step on; empty if the step has not raised the error."""
     if isinstance(error, CkaMemoryError):
         return ""
@@ -117,4 +138,6 @@ def _traceback_of(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    job_of_this_process = sys.argv[1:]
+    del sys.argv[1:]  # the step's file may read them as its own
+    sys.exit(main(job_of_this_process))

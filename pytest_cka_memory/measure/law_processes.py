@@ -9,10 +9,12 @@ builtin types and samples; the law that users get is put together here.
 import inspect
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,16 +213,21 @@ def _answer(target: Target, wanted: str, job: Mapping[str, Any]) -> Any:
             check=False,
         )
         if not path.exists():
-            output = (run.stderr or run.stdout).strip()[-_LAST:]
-            raise RegionError(
-                f"law(): the process that ran {target.name!r} has ended with status "
-                f"{run.returncode}: {output}"
-            )
+            raise RegionError(f"law(): the process that ran {target.name!r} {_how_it_ended(run)}")
         # Of a process that this one has started, and that ran the user's code anyway.
         kind, found, text = pickle.loads(path.read_bytes())
     if kind == "error":
         raise found from (ProcessTracebackError(text) if text else None)
     return found
+
+
+def _how_it_ended(run: "subprocess.CompletedProcess[str]") -> str:
+    how = f"has ended with status {run.returncode}"
+    if run.returncode < 0:
+        with suppress(ValueError):  # a signal without a name
+            how = f"was ended by {signal.Signals(-run.returncode).name}"
+    output = (run.stderr or run.stdout).strip()[-_LAST:]
+    return f"{how}: {output}" if output else f"{how} and said nothing"
 
 
 def _environment(target: Target) -> dict[str, str]:

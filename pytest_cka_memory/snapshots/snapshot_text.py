@@ -130,8 +130,11 @@ def _at_refusal(read: Read, found: Analysis) -> Iterator[str]:
         for row in read.lines.grouped(live)
     ]
     yield from _lines("in use then, by line:", rows, _MOST_LINES)
-    kinds_then = _kinds(read.snapshot, live, refusal.moment.used_bytes)
-    yield kinds_then.replace(BEFORE, "older than the test")
+    if live:
+        kinds_then = _kinds(read.snapshot, live, refusal.moment.used_bytes)
+        yield kinds_then.replace(BEFORE, "older than the test")
+    else:
+        yield "nothing was in use then"
     yield from _reserve(read, found, "then")
     yield "to record what comes before, run pytest with --cka-memory-snapshots=FOLDER, or write at"
     yield f"the program's start {RECORD}"

@@ -39,8 +39,44 @@ def helper(batch):
 def own_error(batch):
     raise NoTokensError("nothing to do")
 
+def stops(batch):
+    raise SystemExit(3)
+
+def interrupts(batch):
+    raise KeyboardInterrupt
+
+def dies(batch):
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def awaited(batch):
+    return torch.zeros(batch, device="cuda")
+
+def yields(batch):
+    yield torch.zeros(batch, device="cuda")
+
+class Trainer:
+    def step(self, batch):
+        pass
+
 def too_large(batch):
     return torch.zeros(batch, 2**40, device="cuda")
+"""
+RELATIVE = """
+import torch
+from .sizes import WIDTH
+
+def step(batch):
+    return torch.zeros(batch, WIDTH, device="cuda")
+"""
+PARSES = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=8)
+WIDTH = parser.parse_args().width
+
+def step(batch):
+    return torch.zeros(batch, WIDTH, device="cuda")
 """
 CALLS_ITSELF = """
 import torch
@@ -169,6 +205,53 @@ def test_step_that_is_not_there_is_named(steps: str) -> None:
 
 
 @pytest.mark.emulates
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("stepp", "has no function 'stepp', but step"),
+        ("zzz", "has no function 'zzz', but step, cached, on_cpu, fails, helper, ..."),
+        ("Trainer.step", "write a function at the top of the file that calls it"),
+        ("awaited", "awaited is an async function, so a call runs nothing of it"),
+        ("yields", "yields is a generator, so a call runs nothing of it"),
+        ("stops", r"stops ended the process with status 3 at steps.py:\d+; a step has to return"),
+        ("interrupts", "interrupts raised KeyboardInterrupt"),
+        ("dies", "was ended by SIGKILL and said nothing"),
+    ],
+)
+def test_name_that_is_no_step_is_explained(steps: str, name: str, message: str) -> None:
+    """With what to write instead, or how it ended; an interruption is not for this process."""
+    with pytest.raises(RegionError, match=message):
+        pytest_cka_memory.law(f"{steps}:{name}", batch=(1, 2))
+
+
+@pytest.mark.emulates
+def test_file_of_a_package_is_named_as_a_module(tmp_path: Path, forked_children: None) -> None:
+    """A file with relative imports does not run by its path."""
+    package = tmp_path / "nets"
+    package.mkdir()
+    for name, text in (("__init__", ""), ("sizes", "WIDTH = 8\n"), ("tiny", RELATIVE)):
+        (package / f"{name}.py").write_text(text)
+    with pytest.raises(RegionError, match=r"imports relatively.*'nets.tiny:step', in the folder"):
+        pytest_cka_memory.law(f"{package / 'tiny.py'}:step", batch=(1, 2))
+    with pytest.raises(RegionError, match=r"there is no module 'no_such\.thing'"):
+        pytest_cka_memory.law("no_such.thing:step", batch=(1, 2))
+
+
+@pytest.mark.emulates
+def test_file_that_reads_the_command_line_gets_an_empty_one(
+    tmp_path: Path, forked_children: None
+) -> None:
+    """Not what this package tells its own process; an option it requires ends it in one line."""
+    path = tmp_path / "parses.py"
+    path.write_text(PARSES)
+    law = pytest_cka_memory.law(f"{path}:step", batch=(1, 2))
+    assert str(law.pieces[0]) == "32 · batch"
+    path.write_text(PARSES.replace("default=8", "required=True"))
+    with pytest.raises(RegionError, match=r"ended the process with status 2 at parses\.py:5;"):
+        pytest_cka_memory.law(f"{path}:step", batch=(1, 2))
+
+
+@pytest.mark.emulates
 def test_function_is_emulated_only_if_it_is_asked_for(
     steps: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,3 +357,9 @@ def test_command_names_what_is_wrong(steps: str, capsys: pytest.CaptureFixture[s
     assert printed.splitlines()[-1] == "pytest_cka_memory: KeyError: 'no such token'"
     assert main(["law", f"{steps}:step", "8"]) == UNUSABLE
     assert "'8' is not a size; write NAME=VALUES" in capsys.readouterr().err
+    assert main(["law", f"{steps}:own_error", "batch=1,2"]) == UNUSABLE
+    printed = capsys.readouterr().err
+    assert "in own_error" in printed
+    assert printed.splitlines()[-1].endswith("own_error raised NoTokensError: nothing to do")
+    assert main(["law", f"{steps}:step", "batch=1,2", "batch=4"]) == UNUSABLE
+    assert "'batch' is given twice; write all its values once" in capsys.readouterr().err

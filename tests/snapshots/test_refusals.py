@@ -1,6 +1,7 @@
 """A measured test that runs out of memory leaves a file of what was live, and only then."""
 
 import os
+import pickle
 import re
 
 import forked_processes
@@ -249,3 +250,15 @@ def test_folder_that_cannot_be_written_is_said(tmp_path):
     output = run(tmp_path, "-o", "cache_dir=cache", "-k", "test_runs_out")
     assert "torch.OutOfMemoryError" in output
     assert "no memory snapshot: cannot write" in output
+
+
+def test_refusal_of_an_empty_card_names_no_kinds(tmp_path):
+    """The first allocation of a program may be too large: then nothing was in use."""
+    event = {"action": "oom", "device_free": 10 * MB, "size": 20 * MB, "stream": 0, "frames": []}
+    traces = [[{**event, "time_us": 1}]]
+    snapshot = {"segments": [], "device_traces": traces, "allocator_settings": {}}
+    (tmp_path / "first.pickle").write_bytes(pickle.dumps(snapshot))
+    printed = command((tmp_path,), "snapshot", "first.pickle")
+    assert "20.0 MB were asked for" in printed
+    assert "nothing was in use then" in printed
+    assert "by kind" not in printed
