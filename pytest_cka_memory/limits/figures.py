@@ -252,10 +252,11 @@ class FitsCards(Limit):
         if record.peak_bytes <= smallest.usable_bytes:
             return None
         found = "; ".join(_words(card, record.peak_bytes) for card in self.cards)
+        beside = format_with_unit(smallest.beside_bytes)
         message = (
-            f"peak {format_exact(record.peak_bytes)}, without the CUDA context of "
-            f"{format_with_unit(smallest.beside_bytes)}: {found}. This is an estimate from the "
-            "peak on the measured device"
+            f"peak {format_exact(record.peak_bytes)}, with {beside} kept free beside it (CUDA "
+            f"context, kernels, libraries): {found}. This is an estimate from the peak on the "
+            "measured device"
         )
         return Breach(self.text, smallest.usable_bytes, record.peak_bytes, message, "peak_bytes")
 

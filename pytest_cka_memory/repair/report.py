@@ -176,7 +176,8 @@ def _to_write(repairs: Repairs, trial: Trial) -> Iterator[str]:
     saved = repairs.saved_bytes(trial)
     less = f", {format_with_unit(saved)} less" if saved > 0 else ""
     yield f"{trial.name}: peak {_sizes(trial)}{less}"
-    yield f"  numbers: {trial.numbers or 'the same'}"
+    names_them = "the numbers" in trial.numbers
+    yield f"  {trial.numbers}" if names_them else f"  numbers: {trial.numbers or 'the same'}"
     for condition in trial.conditions:
         yield f"  if {condition}"
     edits = trial.edits
