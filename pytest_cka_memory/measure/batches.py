@@ -192,6 +192,8 @@ class BatchSamples:
             if older is None:
                 self._mark_since(0)
             self._collected_older += ((garbage, len(self._boundaries)) for garbage in older or ())
+            if older:
+                self._forget_levels()
 
     def _note_peak(self, peak_bytes: int) -> Garbage:
         """Take note of the highest level since the last boundary; return the garbage since then.
@@ -203,16 +205,20 @@ class BatchSamples:
             self._highest_peak, self._garbage_at_peak = peak_bytes, garbage.allocated_bytes
         return garbage
 
-    def check(self) -> bool:
+    def check(self, *, of_all: bool = False) -> bool:
         """Look for garbage if the level has risen since the last check, and correct the samples.
+
+        Args:
+            of_all: whether to look among all objects, and so also if the last check has not.
 
         Returns:
             Whether it was looked for.
         """
-        if not self._has_risen:
+        has_left_out = self._census is not None and self._census.has_left_out()
+        if not self._has_risen and not (of_all and has_left_out):
             return False
         last = self._boundaries[-1]
-        garbage_bytes = self._count(last)
+        garbage_bytes = self._count(last, of_all)
         if garbage_bytes is None:
             self._census = None  # there may be more garbage of this kind
             garbage_bytes = self._collect(last)
@@ -231,7 +237,7 @@ class BatchSamples:
 
     def loop_ended(self) -> None:
         """Check once more: after the last boundary, while the loop's variables still exist."""
-        self.check()
+        self.check(of_all=True)
         self._take_older_for_garbage(lambda index: index == len(self._boundaries) - 1)
         self._ended_at = len(self._boundaries)
 
@@ -282,6 +288,11 @@ class BatchSamples:
             garbage_bytes += garbage_since[number]
             boundary.take_for_garbage(garbage_bytes)
 
+    def _forget_levels(self) -> None:
+        """Check the next samples again, however low: earlier ones were lower than it seemed."""
+        for levels in self._of_size.values():
+            levels.limit(0)
+
     def _may_have_older(self) -> bool:
         """Whether the levels have risen, so that garbage could make the loop seem to grow."""
         levels = [boundary.level for boundary in self._boundaries]
@@ -291,10 +302,12 @@ class BatchSamples:
         for boundary in self._boundaries[boundaries:]:
             boundary.may_have_garbage = True
 
-    def _count(self, last: "_Boundary") -> int | None:
+    def _count(self, last: "_Boundary", of_all: bool) -> int | None:
         """Count the garbage; return how much is new at the last boundary, None if it is unknown."""
-        garbage = None if self._census is None else self._census.count(len(self._boundaries))
-        if garbage is None or self._census is None:
+        if self._census is None:
+            return None
+        garbage = self._census.count(len(self._boundaries), of_all=of_all)
+        if garbage is None:
             return None
         garbage_bytes = max(0, garbage.requested_bytes - last.garbage_bytes)
         last.take_for_garbage(garbage_bytes)

@@ -106,8 +106,11 @@ class GarbageCounter(ABC):
         """Return what was found and is still live."""
 
     @abstractmethod
-    def count(self, boundaries: int) -> Garbage | None:
-        """Look for garbage after so many boundaries; None if its memory cannot all be counted."""
+    def count(self, boundaries: int, *, of_all: bool = False) -> Garbage | None:
+        """Look for garbage after so many boundaries; None if its memory cannot all be counted.
+
+        With `of_all` among all objects of the region, however long that takes.
+        """
 
     def older(self, generation: int = OLDEST) -> list[OlderGarbage] | None:
         """Return what only garbage keeps alive that is older than the region, and was not counted.
@@ -123,6 +126,10 @@ class GarbageCounter(ABC):
         As :meth:`older` does, or block by block if that is not known.
         """
         return []
+
+    def has_left_out(self) -> bool:
+        """Return whether the last count has not looked at all objects of the region."""
+        return False
 
     def missed_since(self) -> int | None:
         """Return after how many boundaries counts began to miss garbage that the last one found.
