@@ -132,9 +132,10 @@ class Census(GarbageCounter):
         """and at the last count."""
         self._missed_since: int | None = None
 
-    def known(self) -> Garbage:
+    def known(self, *, is_collecting: bool = False) -> Garbage:
         collected = _collected_objects() if self._blocks else self._collected
-        if collected != self._collected:  # garbage that was not collected is still there
+        # Garbage that was not collected is still there.
+        if is_collecting or collected != self._collected:
             self._collected = collected
             self._set_blocks(filter(self._is_live, self._blocks.values()))
         return self._known
@@ -224,6 +225,17 @@ class Census(GarbageCounter):
 
     def has_left_out(self) -> bool:
         return self._all_until < self._counted_at
+
+    def missed_at_end(self) -> int | None:
+        return without_collections(self._missed_at_end) if self.has_left_out() else None
+
+    def _missed_at_end(self) -> int | None:
+        _, blocks = self._unreachable(BEGIN)
+        if blocks is None:
+            return self._all_until
+        new = (block for block in blocks if block.serial not in self._blocks)
+        is_missed = any(block.serial <= self._serial_before for block in new)
+        return self._all_until if is_missed else None
 
     def missed_since(self) -> int | None:
         return self._missed_since

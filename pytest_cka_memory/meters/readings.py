@@ -102,8 +102,8 @@ class GarbageCounter(ABC):
     """Counts garbage in reference cycles while a region runs, without freeing it."""
 
     @abstractmethod
-    def known(self) -> Garbage:
-        """Return what was found and is still live."""
+    def known(self, *, is_collecting: bool = False) -> Garbage:
+        """Return what was found and is still live; a collection may be about to free it."""
 
     @abstractmethod
     def count(self, boundaries: int, *, of_all: bool = False) -> Garbage | None:
@@ -130,6 +130,12 @@ class GarbageCounter(ABC):
     def has_left_out(self) -> bool:
         """Return whether the last count has not looked at all objects of the region."""
         return False
+
+    def missed_at_end(self) -> int | None:
+        """Return what :meth:`missed_since` does, if the last counts have left objects out, of what
+        is garbage now.
+        """
+        return None
 
     def missed_since(self) -> int | None:
         """Return after how many boundaries counts began to miss garbage that the last one found.

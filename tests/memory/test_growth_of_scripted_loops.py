@@ -48,7 +48,7 @@ class ScriptedCount(GarbageCounter):
         self._memory = memory
         self._found: set[int] = set()
 
-    def known(self) -> Garbage:
+    def known(self, *, is_collecting: bool = False) -> Garbage:
         known = sum(self._memory._garbage.get(block, 0) for block in self._found)
         return Garbage(known, known)
 
