@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_cka_memory.core.growth import growth_bytes_per_batch
-
 if TYPE_CHECKING:
     from pytest_cka_memory import MemoryProbe
 
@@ -170,7 +168,11 @@ def growth(
     with probe.measure() as region:
         loop(region, list(make_parts()) if made is None else made)
         made = None
-    if collects:  # whatever is live at a boundary is in use
+    if collects:
+        # Not above: planted loops run these programs without the plugin, too.
+        from pytest_cka_memory.core.growth import growth_bytes_per_batch
+
+        # Whatever is live at a boundary is in use.
         levels = [replace(it, garbage_bytes=0, may_have_garbage=False) for it in region.timeline]
         return growth_bytes_per_batch(levels)
     found: float | None = region.growth_bytes_per_batch
@@ -188,7 +190,7 @@ def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) 
 
     A level that does not rise is never checked for garbage, so a fall is not always seen. When an
     object that is older than the region becomes garbage is known only up to one boundary: then the
-    growth may be another, but a loop that does not grow is never said to, and one that grows is.
+    growth may be less, because at that boundary its tensors are taken for garbage.
     """
     for seed in seeds:
         batches, way = 5 + seed % 36, WAYS[seed % 3]
@@ -203,8 +205,8 @@ def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) 
         )
         if found is not None and true is not None:
             found, true = max(0, found), max(0, true)
-        may_differ = seed % 4 == 0 and found and true
-        assert found == true or may_differ, f"seed {seed}: {batches} batches, {way}"
+        may_be_less = seed % 4 == 0 and found is not None and true is not None and found < true
+        assert found == true or may_be_less, f"seed {seed}: {batches} batches, {way}"
 
 
 class KeepsOne(Part):

@@ -254,20 +254,21 @@ def test_levels_are_checked_again_after_a_collection_has_freed_what_an_older_own
     """Garbage below the level that the older owner has left is not taken for growth above it."""
     if not counts_garbage:
         pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
-    owner = Owner([])
-    with no_automatic_collections(), cpu.measure() as region:
-        for batch in range(33):
-            if batch == 0:
-                owner.value += (torch.ones(SIZE) for _ in range(6))
-            if batch == 2:
-                owner = None
-            if batch == 24:
-                gc.collect()
-            if batch == 1:
-                kept = torch.ones(SIZE)
-            if batch in range(25, 30):
-                Cycle(torch.ones(SIZE))
-            region.batch_done()
+    with no_automatic_collections():
+        owner = Owner([])
+        with cpu.measure() as region:
+            for batch in range(33):
+                if batch == 0:
+                    owner.value += (torch.ones(SIZE) for _ in range(6))
+                if batch == 2:
+                    owner = None
+                if batch == 24:
+                    gc.collect()
+                if batch == 1:
+                    kept = torch.ones(SIZE)
+                if batch in range(25, 30):
+                    Cycle(torch.ones(SIZE))
+                region.batch_done()
     assert region.retained_bytes == kept.nbytes
     assert region.growth_bytes_per_batch == 0
 
