@@ -190,7 +190,8 @@ def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) 
 
     A level that does not rise is never checked for garbage, so a fall is not always seen. When an
     object that is older than the region becomes garbage is known only up to one boundary: then the
-    growth may be less, because at that boundary its tensors are taken for garbage.
+    growth may be less, because there its tensors are taken for garbage. At the last boundary they
+    are in use, so the growth may be that of one batch more. A flat loop is never said to grow.
     """
     for seed in seeds:
         batches, way = 5 + seed % 36, WAYS[seed % 3]
@@ -205,8 +206,10 @@ def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) 
         )
         if found is not None and true is not None:
             found, true = max(0, found), max(0, true)
-        may_be_less = seed % 4 == 0 and found is not None and true is not None and found < true
-        assert found == true or may_be_less, f"seed {seed}: {batches} batches, {way}"
+        may_differ = seed % 4 == 0 and found is not None and true is not None
+        half = (batches - 1) // 4 * 2
+        is_near = may_differ and found <= true * half / (half - 1) + 0.5
+        assert found == true or is_near, f"seed {seed}: {batches} batches, {way}"
 
 
 class KeepsOne(Part):
