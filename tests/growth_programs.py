@@ -4,6 +4,7 @@ import gc
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +168,13 @@ def growth(
     with probe.measure() as region:
         loop(region, list(make_parts()) if made is None else made)
         made = None
+    if collects:
+        # Not above: planted loops run these programs without the plugin, too.
+        from pytest_cka_memory.core.growth import growth_bytes_per_batch
+
+        # Whatever is live at a boundary is in use.
+        levels = [replace(it, garbage_bytes=0, may_have_garbage=False) for it in region.timeline]
+        return growth_bytes_per_batch(levels)
     found: float | None = region.growth_bytes_per_batch
     return found
 
@@ -182,7 +190,8 @@ def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) 
 
     A level that does not rise is never checked for garbage, so a fall is not always seen. When an
     object that is older than the region becomes garbage is known only up to one boundary: then the
-    growth may be another, but a loop that does not grow is never said to, and one that grows is.
+    growth may be less, because there its tensors are taken for garbage. At the last boundary they
+    are in use, so the growth may be that of one batch more. A flat loop is never said to grow.
     """
     for seed in seeds:
         batches, way = 5 + seed % 36, WAYS[seed % 3]
@@ -197,8 +206,10 @@ def check_random_loops(probe: "MemoryProbe", device: str, seeds: Iterable[int]) 
         )
         if found is not None and true is not None:
             found, true = max(0, found), max(0, true)
-        is_older = seed % 4 == 0
-        assert found == true or (is_older and true), f"seed {seed}: {batches} batches, {way}"
+        may_differ = seed % 4 == 0 and found is not None and true is not None
+        half = (batches - 1) // 4 * 2
+        is_near = may_differ and found <= true * half / (half - 1) + 0.5
+        assert found == true or is_near, f"seed {seed}: {batches} batches, {way}"
 
 
 class KeepsOne(Part):

@@ -1,13 +1,11 @@
 """Samples at batch boundaries, and the garbage that is freed at them."""
 
-import gc
-import weakref
+import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
-from typing import Protocol
 
 from pytest_cka_memory.core.growth import Sample, middle
 from pytest_cka_memory.meters.base import (
@@ -18,40 +16,14 @@ from pytest_cka_memory.meters.base import (
     Peaks,
     Reading,
 )
-
-
-class Listener(Protocol):
-    """What can listen to collections."""
-
-    def note(self, phase: str, generation: int) -> None:
-        """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
-
-
-def listen_to_collections(listener: Listener) -> Callable[[str, Mapping[str, int]], None]:
-    """Let an object listen while it lives; return what :func:`listen_no_longer` ends."""
-    weak = weakref.ref(listener)
-
-    def callback(phase: str, info: Mapping[str, int]) -> None:
-        live_listener = weak()
-        if live_listener is not None:
-            live_listener.note(phase, info["generation"])
-        elif callback in gc.callbacks:  # an exception has ended the region
-            gc.callbacks.remove(callback)
-
-    gc.callbacks.append(callback)
-    return callback
-
-
-def listen_no_longer(callback: Callable[[str, Mapping[str, int]], None]) -> None:
-    """Undo :func:`listen_to_collections`."""
-    if callback in gc.callbacks:
-        gc.callbacks.remove(callback)
-
+from pytest_cka_memory.meters.collector import listen_no_longer, listen_to_collections
 
 _CHECKED_EACH = 40
 """Up to this number of samples each rise is checked at once, later at fewer and fewer samples."""
 _ENOUGH = 5
 """If so many checks in a row have found no garbage, there was none between them either."""
+_WAIT_S, _WAITS = 1e-4, 10_000
+"""A boundary waits so long for another thread's collection, so often in a region: a second."""
 _LONGEST_PERIOD = 12
 """Levels that repeat after more batches than this are not recognised as such."""
 
@@ -108,6 +80,11 @@ class BatchSamples:
         """Number of boundaries when a loop has ended."""
         self._callback: Callable[..., None] | None = None
         """Listens to collections since garbage was first looked for."""
+        self._collections = 0
+        """How many have begun since then."""
+        self._is_collecting = False
+        """Whether one runs now, and how often the region may still wait for it."""
+        self._waits = _WAITS
         self._looked_at_younger = -1
         """The highest of the young generations that was collected, after which none of the objects
         there is older than the region."""
@@ -145,6 +122,9 @@ class BatchSamples:
             A reading if growth should be explained now, in case the loop frees everything at its
             end; otherwise None. So few boundaries give one that the time is linear in the batches.
         """
+        if self._is_collecting:
+            self._wait_for_collection()
+        collections = self._collections
         reading, peak_bytes, serial = self._peaks.sample()
         garbage_bytes = self._note_peak(peak_bytes).requested_bytes
         level = reading.requested_bytes - garbage_bytes
@@ -161,13 +141,25 @@ class BatchSamples:
             # Later and later: so all checks together take time in proportion to the batches.
             self._allowed_checks += 1
             self._more_allowed_at = len(self._boundaries) * 5 // 3
-        if not levels.are_below(level):
+        is_beside_collection = self._is_collecting or collections != self._collections
+        if not is_beside_collection and not levels.are_below(level):
             levels.note(level)
             return None
         boundary.may_have_garbage = self._has_risen = True
+        if is_beside_collection:
+            return None
         if self._checks < self._allowed_checks and self._decides_growth(levels) and self.check():
+            if self._is_collecting or collections != self._collections:
+                boundary.may_have_garbage = self._has_risen = True
+                self._forget_levels()
             return reading
         return None
+
+    def _wait_for_collection(self) -> None:
+        """Let another thread end its collection: what it is freeing is nowhere to be counted."""
+        while self._is_collecting and self._waits:
+            self._waits -= 1
+            time.sleep(_WAIT_S)
 
     def garbage_at_peak(self, peak_bytes: int) -> int | None:
         """Return how much of the region's peak is known to be garbage; None without boundaries."""
@@ -181,8 +173,10 @@ class BatchSamples:
 
         And of what objects keep that are older than the region: after it, nobody knows of them.
         """
+        self._is_collecting = phase == "start"
         if phase != "start":
             return
+        self._collections += 1
         self._note_peak(self._peaks.read().peak_bytes)
         if generation <= self._looked_at_younger:  # older objects are no longer as young
             return
@@ -192,27 +186,35 @@ class BatchSamples:
             if older is None:
                 self._mark_since(0)
             self._collected_older += ((garbage, len(self._boundaries)) for garbage in older or ())
+            if older:
+                self._forget_levels()
 
     def _note_peak(self, peak_bytes: int) -> Garbage:
         """Take note of the highest level since the last boundary; return the garbage since then.
 
         What was garbage at the last boundary, and is still live, was live at that moment, too.
         """
-        garbage = Garbage() if self._census is None else self._census.known()
+        garbage = Garbage()
+        if self._census is not None:
+            garbage = self._census.known(is_collecting=self._is_collecting)
         if peak_bytes > self._highest_peak:
             self._highest_peak, self._garbage_at_peak = peak_bytes, garbage.allocated_bytes
         return garbage
 
-    def check(self) -> bool:
+    def check(self, *, of_all: bool = False) -> bool:
         """Look for garbage if the level has risen since the last check, and correct the samples.
+
+        Args:
+            of_all: whether to look among all objects, and so also if the last check has not.
 
         Returns:
             Whether it was looked for.
         """
-        if not self._has_risen:
+        has_left_out = self._census is not None and self._census.has_left_out()
+        if not self._has_risen and not (of_all and has_left_out):
             return False
         last = self._boundaries[-1]
-        garbage_bytes = self._count(last)
+        garbage_bytes = self._count(last, of_all)
         if garbage_bytes is None:
             self._census = None  # there may be more garbage of this kind
             garbage_bytes = self._collect(last)
@@ -231,7 +233,7 @@ class BatchSamples:
 
     def loop_ended(self) -> None:
         """Check once more: after the last boundary, while the loop's variables still exist."""
-        self.check()
+        self.check(of_all=True)
         self._take_older_for_garbage(lambda index: index == len(self._boundaries) - 1)
         self._ended_at = len(self._boundaries)
 
@@ -245,6 +247,9 @@ class BatchSamples:
         if self._has_risen:
             self._correct_unchecked(self._checked_bytes, 0)
         if self._ended_at < len(self._boundaries):
+            missed_since = None if self._census is None else self._census.missed_at_end()
+            if missed_since is not None:
+                self._mark_since(missed_since)
             self._take_older_for_garbage(lambda _: False)
 
     def _take_older_for_garbage(self, is_known: Callable[[int], bool]) -> None:
@@ -282,6 +287,11 @@ class BatchSamples:
             garbage_bytes += garbage_since[number]
             boundary.take_for_garbage(garbage_bytes)
 
+    def _forget_levels(self) -> None:
+        """Check the next samples again, however low: earlier ones were lower than it seemed."""
+        for levels in self._of_size.values():
+            levels.limit(0)
+
     def _may_have_older(self) -> bool:
         """Whether the levels have risen, so that garbage could make the loop seem to grow."""
         levels = [boundary.level for boundary in self._boundaries]
@@ -291,10 +301,12 @@ class BatchSamples:
         for boundary in self._boundaries[boundaries:]:
             boundary.may_have_garbage = True
 
-    def _count(self, last: "_Boundary") -> int | None:
+    def _count(self, last: "_Boundary", of_all: bool) -> int | None:
         """Count the garbage; return how much is new at the last boundary, None if it is unknown."""
-        garbage = None if self._census is None else self._census.count(len(self._boundaries))
-        if garbage is None or self._census is None:
+        if self._census is None:
+            return None
+        garbage = self._census.count(len(self._boundaries), of_all=of_all)
+        if garbage is None:
             return None
         garbage_bytes = max(0, garbage.requested_bytes - last.garbage_bytes)
         last.take_for_garbage(garbage_bytes)

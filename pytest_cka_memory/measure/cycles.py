@@ -10,8 +10,8 @@ from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders import cycles
 from pytest_cka_memory.measure.additions import Addition
-from pytest_cka_memory.measure.batches import listen_no_longer, listen_to_collections
 from pytest_cka_memory.meters.base import Meter, Peaks
+from pytest_cka_memory.meters.collector import listen_no_longer, listen_to_collections
 
 _MOST_LISTED = 20_000
 """If more allocations are live, listing them before every collection would take too long."""

@@ -127,25 +127,28 @@ class Census(GarbageCounter):
         self._serial_before = 0
         """The number of allocations at the last count, if it did not look at all objects."""
         self._all_until = 0
-        """The number of boundaries when all were last looked at."""
+        """The number of boundaries when all were last looked at,"""
+        self._counted_at = 0
+        """and at the last count."""
         self._missed_since: int | None = None
 
-    def known(self) -> Garbage:
+    def known(self, *, is_collecting: bool = False) -> Garbage:
         collected = _collected_objects() if self._blocks else self._collected
-        if collected != self._collected:  # garbage that was not collected is still there
+        # Garbage that was not collected is still there.
+        if is_collecting or collected != self._collected:
             self._collected = collected
             self._set_blocks(filter(self._is_live, self._blocks.values()))
         return self._known
 
-    def count(self, boundaries: int) -> Garbage | None:
+    def count(self, boundaries: int, *, of_all: bool = False) -> Garbage | None:
         # A collection would change what is garbage, and what this references would survive it.
-        is_complete = without_collections(lambda: self._count(boundaries))
+        is_complete = without_collections(lambda: self._count(boundaries, of_all))
         return self._known if is_complete else None
 
-    def _count(self, boundaries: int) -> bool:
+    def _count(self, boundaries: int, of_all: bool) -> bool:
         """Add what garbage keeps alive to what is known; return whether that is all."""
         allowed = _AT_FIRST + _PER_BOUNDARY * boundaries - self._cost
-        is_all = not self._is_later or self._cost_of_all <= allowed
+        is_all = of_all or not self._is_later or self._cost_of_all <= allowed
         garbage, blocks = self._unreachable(BEGIN if is_all else LATER)
         self._census.advance()
         self._is_later = True
@@ -157,6 +160,7 @@ class Census(GarbageCounter):
         self._missed_since = self._all_until if has_missed else None
         self._serial_before = 0 if is_all else self._meter.serial()
         self._all_until = boundaries if is_all else self._all_until
+        self._counted_at = boundaries
         self._set_blocks([*self._blocks.values(), *new])
         if blocks:
             self._look(garbage, self._blocks.keys())
@@ -218,6 +222,20 @@ class Census(GarbageCounter):
         freed = self._freed_with(young)
         counted = {block.serial for block in self._blocks_of(freed.storages)} | self._blocks.keys()
         return counted, set(map(id, young)), freed.is_complete
+
+    def has_left_out(self) -> bool:
+        return self._all_until < self._counted_at
+
+    def missed_at_end(self) -> int | None:
+        return without_collections(self._missed_at_end) if self.has_left_out() else None
+
+    def _missed_at_end(self) -> int | None:
+        _, blocks = self._unreachable(BEGIN)
+        if blocks is None:
+            return self._all_until
+        new = (block for block in blocks if block.serial not in self._blocks)
+        is_missed = any(block.serial <= self._serial_before for block in new)
+        return self._all_until if is_missed else None
 
     def missed_since(self) -> int | None:
         return self._missed_since

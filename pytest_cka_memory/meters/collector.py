@@ -15,11 +15,12 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from gc import collect  # at import, because a test may patch gc.collect
 from itertools import chain, compress, repeat
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ctypes import c_int
@@ -230,6 +231,34 @@ def not_counted(function: Callable[P, T]) -> Callable[P, T]:
                 count.value = before
 
     return call
+
+
+class Listener(Protocol):
+    """What can listen to collections."""
+
+    def note(self, phase: str, generation: int) -> None:
+        """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
+
+
+def listen_to_collections(listener: Listener) -> Callable[[str, Mapping[str, int]], None]:
+    """Let an object listen while it lives; return what :func:`listen_no_longer` ends."""
+    weak = weakref.ref(listener)
+
+    def callback(phase: str, info: Mapping[str, int]) -> None:
+        live_listener = weak()
+        if live_listener is not None:
+            live_listener.note(phase, info["generation"])
+        elif callback in gc.callbacks:  # an exception has ended the region
+            gc.callbacks.remove(callback)
+
+    gc.callbacks.append(callback)
+    return callback
+
+
+def listen_no_longer(callback: Callable[[str, Mapping[str, int]], None]) -> None:
+    """Undo :func:`listen_to_collections`."""
+    if callback in gc.callbacks:
+        gc.callbacks.remove(callback)
 
 
 _off_in: int | None = None

@@ -102,12 +102,15 @@ class GarbageCounter(ABC):
     """Counts garbage in reference cycles while a region runs, without freeing it."""
 
     @abstractmethod
-    def known(self) -> Garbage:
-        """Return what was found and is still live."""
+    def known(self, *, is_collecting: bool = False) -> Garbage:
+        """Return what was found and is still live; a collection may be about to free it."""
 
     @abstractmethod
-    def count(self, boundaries: int) -> Garbage | None:
-        """Look for garbage after so many boundaries; None if its memory cannot all be counted."""
+    def count(self, boundaries: int, *, of_all: bool = False) -> Garbage | None:
+        """Look for garbage after so many boundaries; None if its memory cannot all be counted.
+
+        With `of_all` among all objects of the region, however long that takes.
+        """
 
     def older(self, generation: int = OLDEST) -> list[OlderGarbage] | None:
         """Return what only garbage keeps alive that is older than the region, and was not counted.
@@ -123,6 +126,16 @@ class GarbageCounter(ABC):
         As :meth:`older` does, or block by block if that is not known.
         """
         return []
+
+    def has_left_out(self) -> bool:
+        """Return whether the last count has not looked at all objects of the region."""
+        return False
+
+    def missed_at_end(self) -> int | None:
+        """Return what :meth:`missed_since` does, if the last counts have left objects out, of what
+        is garbage now.
+        """
+        return None
 
     def missed_since(self) -> int | None:
         """Return after how many boundaries counts began to miss garbage that the last one found.

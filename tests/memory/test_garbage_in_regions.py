@@ -3,18 +3,20 @@
 import gc
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from garbage_programs import BATCHES, SIZE, STEPS, graph, no_automatic_collections, own_method, run
-from growth_programs import Cycle
+from growth_programs import WAYS, Cycle, Part, growth
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.sentences import note_on_growth, note_on_peak, part_of_message
 from pytest_cka_memory.limits.figures import Maximum
+from pytest_cka_memory.measure import evidence
 from pytest_cka_memory.meters.blocks.python_objects import CompiledCensus
 
 BYTES = 4 * SIZE
@@ -244,6 +246,60 @@ def test_garbage_of_an_older_owner_is_no_growth_after_a_collection_has_freed_it(
     assert true <= 0
     assert found is not None
     assert found <= 0
+
+
+def test_levels_are_checked_again_after_a_collection_has_freed_what_an_older_owner_kept(
+    cpu: MemoryProbe, counts_garbage: bool
+) -> None:
+    """Garbage below the level that the older owner has left is not taken for growth above it."""
+    if not counts_garbage:
+        pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
+    with no_automatic_collections():
+        owner = Owner([])
+        with cpu.measure() as region:
+            for batch in range(33):
+                if batch == 0:
+                    owner.value += (torch.ones(SIZE) for _ in range(6))
+                if batch == 2:
+                    owner = None
+                if batch == 24:
+                    gc.collect()
+                if batch == 1:
+                    kept = torch.ones(SIZE)
+                if batch in range(25, 30):
+                    Cycle(torch.ones(SIZE))
+                region.batch_done()
+    assert region.retained_bytes == kept.nbytes
+    assert region.growth_bytes_per_batch == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_garbage_that_the_last_counts_leave_out_is_no_growth(
+    cpu: MemoryProbe, counts_garbage: bool, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Objects that are garbage after two counts, in which they were in use, are found at the end.
+
+    Between, they are not if the time that a region may take for counts of all objects is used up.
+    """
+    if not counts_garbage:
+        pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
+
+    class UsesUp(Part):
+        def __init__(self) -> None:
+            pass
+
+        def run(self, batch: int) -> None:
+            monkeypatch.setattr(evidence, "_AT_FIRST", 60_000 if batch < 16 else -(10**9))
+
+    class KeepsLast(UsesUp):
+        def __init__(self) -> None:
+            self.last: deque[Cycle] = deque(maxlen=4)
+
+        def run(self, batch: int) -> None:
+            self.last.append(Cycle(torch.ones(SIZE)))
+
+    with no_automatic_collections():
+        assert growth(cpu, lambda: [UsesUp(), KeepsLast()], 24, way) == 0
 
 
 @pytest.mark.parametrize("is_older", [False, True])

@@ -48,11 +48,11 @@ class ScriptedCount(GarbageCounter):
         self._memory = memory
         self._found: set[int] = set()
 
-    def known(self) -> Garbage:
+    def known(self, *, is_collecting: bool = False) -> Garbage:
         known = sum(self._memory._garbage.get(block, 0) for block in self._found)
         return Garbage(known, known)
 
-    def count(self, boundaries: int) -> Garbage:
+    def count(self, boundaries: int, *, of_all: bool = False) -> Garbage:
         self._memory.counts += 1
         self._found = set(self._memory._garbage)
         return self.known()
