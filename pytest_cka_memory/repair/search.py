@@ -67,8 +67,7 @@ class Repairs:
         """The trials that fit the budget, cheapest first."""
         if self.budget_bytes is None:
             return []
-        found = [trial for trial in self.ran if trial.peak_bytes <= self.budget_bytes]
-        return sorted(found, key=self.cost)
+        return sorted((t for t in self.ran if t.peak_bytes <= self.budget_bytes), key=self.cost)
 
     def has_idle_part(self, trial: Trial) -> bool:
         """Whether fewer of the same changes do nearly as well."""
@@ -94,9 +93,8 @@ class Repairs:
         flops = max(0, (trial.flops or 0) - (self.as_it_is.flops or 0))
         if trial.flops is None and any(change.recomputes for change in trial.changes):
             flops = sys.maxsize  # not counted for lack of time
-        is_rounded = 1 if trial.numbers else 0
         rounds_updates = any(change.rounds_updates for change in trial.changes)
-        numbers = is_rounded if keeps_numbers(trial) else 2 + rounds_updates
+        numbers = int(bool(trial.numbers)) if keeps_numbers(trial) else 2 + rounds_updates
         # The counter does not see all operations: what computes nothing again comes first.
         again = int(any(change.recomputes for change in trial.changes))
         work = (trial.cards, flops, trial.host_bytes, numbers, again, len(trial.changes))
