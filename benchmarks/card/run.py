@@ -1,0 +1,149 @@
+"""Run operators, layers and programs on a card, and keep what each asks torch's allocator for.
+
+    python benchmarks/card/run.py OUT                      # on this machine's GPU
+    python benchmarks/card/run.py OUT --emulate h100       # without one
+    python benchmarks/card/run.py OUT --only programs shapes --jobs 8
+
+Many processes run at a time, which does not change what one of them asks for. OUT gets one file
+for each kind; ``compare.py`` puts two such folders beside each other.
+"""
+
+import argparse
+import concurrent.futures
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+KINDS = ("programs", "shapes", "opinfo")
+OPINFO_SHARDS = 8
+NEED_VALUES = ("sorting", "indexing", "sparse")
+"""Families of shapes with sizes that depend on values."""
+_MOST_CRASHES = 30
+
+
+def command(kind: str, emulate: str | None, *, values: bool) -> list[str]:
+    """Return how a process of this kind is started, without its arguments."""
+    script = str(HERE / ("programs.py" if kind == "programs" else "operators.py"))
+    emulated = ["-m", "emulated_cuda", "--card", str(emulate)]
+    emulated += [] if values else ["--no-values"]
+    return [sys.executable, "-W", "ignore", *(emulated if emulate else []), script]
+
+
+def jobs(kinds: Sequence[str], emulate: str | None) -> list[tuple[str, list[str], dict[str, str]]]:
+    """Return kind, command and environment of each process, the longest first."""
+    sys.path.insert(0, str(HERE))
+    found: list[tuple[str, list[str], dict[str, str]]] = []
+    if "opinfo" in kinds:
+        for shard in range(OPINFO_SHARDS):
+            arguments = ["opinfo", str(shard), str(OPINFO_SHARDS)]
+            found.append(("opinfo", [*command("opinfo", emulate, values=True), *arguments], {}))
+    if "shapes" in kinds:
+        import shapes
+
+        for number, family in enumerate(shapes.FAMILIES):
+            values = family in NEED_VALUES
+            arguments = ["shapes", str(number), str(len(shapes.FAMILIES))]
+            found.append(("shapes", [*command("shapes", emulate, values=values), *arguments], {}))
+    if "programs" in kinds:
+        import programs
+
+        for name, environment in programs.ENVIRONMENTS.items():
+            start = command("programs", emulate, values=False)
+            found.append(("programs", [*start, name], dict(environment)))
+    return found
+
+
+def run(job: tuple[str, list[str], dict[str, str]], folder: Path, number: int, end: float) -> str:
+    """Run a process until its work is done, again after each crash; return a line about it."""
+    kind, arguments, environment = job
+    lines = folder / f"{kind}-{number}.jsonl"
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    begin, crashes, text = time.monotonic(), 0, ""
+    while crashes < _MOST_CRASHES and time.monotonic() < end:
+        try:
+            done = subprocess.run(
+                [*arguments, str(lines)],
+                env=given,
+                timeout=max(1.0, end - time.monotonic()),
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+        except subprocess.TimeoutExpired:
+            text = "took too long"
+            break
+        if done.returncode == 0:
+            break
+        crashes += 1
+        text = (done.stderr or done.stdout).strip()[-300:]
+        if kind == "programs":
+            break
+    if kind == "programs" and text:
+        with lines.open("a", encoding="utf-8") as file:
+            print(json.dumps({"name": arguments[-1], "rows": {"": [{"failed": text}]}}), file=file)
+    told = f"{kind} {' '.join(arguments[arguments.index(next(a for a in arguments if a.endswith('.py'))) + 1 :])}"
+    return f"{told}: {time.monotonic() - begin:.0f} s, {crashes} crashes {text[-200:]}"
+
+
+def about(emulate: str | None) -> dict[str, Any]:
+    """Return the card and the versions."""
+    code = (
+        "import json, torch; p = torch.cuda.get_device_properties(0);"
+        "print('\\n' + json.dumps({'card': p.name, 'memory': p.total_memory,"
+        "'torch': torch.__version__, 'cuda': torch.version.cuda,"
+        "'cudnn': torch.backends.cudnn.version()}))"
+    )
+    start = ["-m", "emulated_cuda", "--card", emulate] if emulate else []
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        given = {**os.environ, "PYTHONPATH": str(ROOT)}
+        text = subprocess.check_output(
+            [sys.executable, *start, file.name], text=True, env=given, stderr=subprocess.DEVNULL
+        )
+    found: dict[str, Any] = next(
+        json.loads(line) for line in text.splitlines() if line.startswith("{")
+    )
+    return {**found, "emulated": bool(emulate), "date": time.strftime("%Y-%m-%d")}
+
+
+def main() -> None:
+    """Run all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--emulate", metavar="CARD")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=36000, help="then all processes end")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "about.json").write_text(json.dumps(about(options.emulate)), "utf-8")
+    end = time.monotonic() + options.seconds
+    with (
+        tempfile.TemporaryDirectory() as name,
+        concurrent.futures.ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        folder = Path(name)
+        works = [
+            pool.submit(run, job, folder, number, end)
+            for number, job in enumerate(jobs(options.only, options.emulate))
+        ]
+        for work in concurrent.futures.as_completed(works):
+            print(work.result(), flush=True)
+        for kind in options.only:
+            texts = [file.read_text("utf-8") for file in sorted(folder.glob(f"{kind}-*.jsonl"))]
+            with gzip.open(options.out / f"{kind}.jsonl.gz", "wt", encoding="utf-8") as file:
+                file.write("".join(texts))
+
+
+if __name__ == "__main__":
+    main()
