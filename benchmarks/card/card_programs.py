@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from asked import requests
 
 PROGRAMS: dict[str, Callable[[], Any]] = {}
+NEED_VALUES = ("PyG, graph convolutions", "DDP, one rank")
+"""Programs whose sizes depend on values, or that compare what ranks sent."""
 ENVIRONMENTS: dict[str, dict[str, str]] = {}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 STEPS = 3
@@ -523,14 +525,6 @@ def _checkpointed() -> None:
     model = _language("Llama", **_LLAMA)
     model.gradient_checkpointing_enable()  # type: ignore[operator]
     train(model, tokens(4, 512, 32000), of_labels, autocast=torch.bfloat16)
-
-
-@program("transformers T5")
-def _t5() -> None:
-    import transformers
-
-    config = transformers.T5Config(d_model=512, num_layers=4, num_heads=8, d_ff=1024)
-    train(transformers.T5ForConditionalGeneration(config).cuda(), tokens(8, 128, 32000), of_labels)
 
 
 @program("transformers ViT")

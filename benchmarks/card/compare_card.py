@@ -68,11 +68,12 @@ def difference(card: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 def pairs(
     card: Path, here: Path, kind: str
 ) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Yield each row that both folders have, with its name."""
+    """Yield each row that both folders have and that did not fail on the card, with its name."""
     ours = read(here, kind)
     for name, rows in read(card, kind).items():
         for (dtype, row), (_, other) in zip(rows, ours.get(name, []), strict=False):
-            yield name, dtype, row, other
+            if "failed" not in row:
+                yield name, dtype, row, other
 
 
 def row(name: str, card: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,10 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 KINDS = ("programs", "layers")
-NEED_VALUES = ("sorting", "indexing", "sparse")
+NEED_VALUES = (
+    *("sorting", "indexing", "sparse", "optimizers", "losses"),
+    *("linear_algebra", "fourier"),  # their libraries plan nothing without a GPU
+)
 """Families with sizes that depend on values."""
 _MOST_CRASHES = 30
 
@@ -51,7 +54,7 @@ def jobs(kinds: Sequence[str], emulate: str | None) -> list[tuple[str, list[str]
         import card_programs
 
         for name, environment in card_programs.ENVIRONMENTS.items():
-            start = command("programs", emulate, values=False)
+            start = command("programs", emulate, values=name in card_programs.NEED_VALUES)
             found.append(("programs", [*start, name], dict(environment)))
     return found
 
