@@ -109,7 +109,7 @@ def _maximum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
 
 def _minimum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
     extremes = a.amin(axis)
-    if not extremes.isnan().any():
+    if not extremes.isnan().any():  # as above
         return extremes
     extremes = torch.where(a.isnan(), torch.inf, a).amin(axis)
     return torch.where(a.isnan().all(axis), torch.nan, extremes)
@@ -173,13 +173,17 @@ def scan(op: Operation) -> Compute:
         if usual is not None and operands[0].dtype is not torch.bool:
             return [usual(operands[0], axis, dtype=operands[0].dtype)]
         length, step = operands[0].shape[axis], 1
+        # Each round doubles how many elements a position has combined (Hillis and Steele, 1986), so
+        # that a few operations on whole tensors replace a loop over the elements.
         while step < length:
             left = [value.narrow(axis, 0, length - step) for value in operands]
             right = [value.narrow(axis, step, length - step) for value in operands]
-            pairs = zip(operands, combine(programs, values, left, right), right, strict=True)
+            combined = combine(programs, values, left, right)
+            # The first elements have nothing before them. What a function returns may be one value
+            # for all elements, if it is a constant.
             operands = [
-                torch.cat([value.narrow(axis, 0, step), found.expand(old.shape)], axis)
-                for value, found, old in pairs
+                torch.cat([value.narrow(axis, 0, step), new.expand(old.shape)], axis)
+                for value, new, old in zip(operands, combined, right, strict=True)
             ]
             step *= 2
         return operands
@@ -188,8 +192,8 @@ def scan(op: Operation) -> Compute:
         operands = same_length(*[as_tensor(values[name]) for name in op.operands])
         if not is_reversed:
             return scanned(programs, values, operands)
-        found = scanned(programs, values, [value.flip(axis) for value in operands])
-        return [value.flip(axis) for value in found]
+        backwards = scanned(programs, values, [value.flip(axis) for value in operands])
+        return [value.flip(axis) for value in backwards]
 
     return compute
 
