@@ -111,7 +111,7 @@ def estimate(
         TypeError: if an argument cannot be passed to another process.
     """
     try:
-        given = json.dumps(arguments)
+        arguments_text = json.dumps(arguments)
     except TypeError as error:
         raise TypeError(
             f"estimate(): {error}; pass numbers, texts, lists and dicts, because the function runs "
@@ -120,24 +120,26 @@ def estimate(
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise DeviceError(f"estimate(): calls={calls!r}; write a whole number, 1 or more")
     wanted = card_of(card)
-    found = _run(function, wanted, calls, values, given)
-    fits = not found["ran_out"]
+    measured = _run(function, wanted, calls, values, arguments_text)
+    fits = not measured["ran_out"]
     if not fits:
-        found = _run(function, wanted, calls, values, given, _LARGER * wanted.total_bytes)
+        measured = _run(
+            function, wanted, calls, values, arguments_text, _LARGER * wanted.total_bytes
+        )
     return Estimate(
         function,
         dict(arguments),
         card,
         wanted.total_bytes - CONTEXT_BYTES,
-        found["peak_bytes"],
-        found["reserved_bytes"],
+        measured["peak_bytes"],
+        measured["reserved_bytes"],
         fits,
-        found["by_kind"],
+        measured["by_kind"],
     )
 
 
 def _run(
-    function: str, card: Card, calls: int, values: bool, given: str, total_bytes: int = 0
+    function: str, card: Card, calls: int, values: bool, arguments_text: str, total_bytes: int = 0
 ) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="emulated-cuda-") as folder:
         path = Path(folder, "estimate.json")
@@ -146,7 +148,7 @@ def _run(
         options += ["--memory", f"{total_bytes // _MB}MB"] if total_bytes else []
         command = [sys.executable, "-m", "emulated_cuda", *options, "-m", _MEASURES]
         run = subprocess.run(
-            [*command, str(path), function, str(calls), given],
+            [*command, str(path), function, str(calls), arguments_text],
             capture_output=True,
             text=True,
             check=False,
@@ -154,11 +156,11 @@ def _run(
         if not path.exists():
             output = (run.stderr or run.stdout).strip()[-_LAST:]
             raise DeviceError(f"estimate(): the process that ran {function!r} has ended: {output}")
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    if "error" in found:
-        remedy = "; pass values=True" if "StaleValueError" in found["error"] else ""
-        raise DeviceError(f"estimate(): {found['error']}{remedy}")
-    return found
+        answer: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    if "error" in answer:
+        remedy = "; pass values=True" if "StaleValueError" in answer["error"] else ""
+        raise DeviceError(f"estimate(): {answer['error']}{remedy}")
+    return answer
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -184,18 +186,18 @@ def main(arguments: Sequence[str]) -> int:
     reader.add_argument("--values", action="store_true", help="compute values, which takes longer")
     options = reader.parse_intermixed_args(arguments)
     try:
-        given = dict(_argument(text) for text in options.arguments)
-        found = estimate(
+        passed = dict(_argument(text) for text in options.arguments)
+        estimated = estimate(
             options.function,
             card=options.card,
             calls=options.calls,
             values=options.values,
-            **given,
+            **passed,
         )
     except DeviceError as error:
         reader.error(str(error))
-    print(found)
-    return 0 if found.fits else 1
+    print(estimated)
+    return 0 if estimated.fits else 1
 
 
 def _argument(text: str) -> tuple[str, Any]:

@@ -83,8 +83,8 @@ def _in_child(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     _, status = os.waitpid(process, 0)
     if not answer:
         return {"error": f"the process ended with status {os.waitstatus_to_exitcode(status)}"}
-    found: dict[str, Any] = unpacked(answer)
-    return found
+    results: dict[str, Any] = unpacked(answer)
+    return results
 
 
 class _Device:
@@ -139,12 +139,12 @@ class _Device:
         if counter is not None:
             counter.value = min(position // _UNIT, _MOST_UNITS)
         try:
-            found: int = self.allocate(size, stream)
+            address: int = self.allocate(size, stream)
         finally:
             if counter is not None:
                 counter.value = number
             self.refused_positions = self._set_next_position(_ANYWHERE)
-        return found
+        return address
 
     def follows_positions(self) -> bool:
         """Return whether the allocator takes the lower one of two equal blocks."""
@@ -155,10 +155,10 @@ class _Device:
             return False
         self.free(high)
         self.free(low)
-        found = self.allocate(size, 0)
-        self.free(found)
+        lowest = self.allocate(size, 0)
+        self.free(lowest)
         self.empty_cache()
-        return found == low < high
+        return lowest == low < high
 
     def stream(self, number: int) -> int:
         """Return the pointer of a stream."""
@@ -226,8 +226,8 @@ def _run(request_list: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, A
     replay = _Replay(device, request_list, run)
     begun = time.perf_counter()
     replay.make_all()
-    found = {**replay.result(), **device.figures(), "seconds": time.perf_counter() - begun}
-    return {**found, "ignored_positions": ignored}
+    results = {**replay.result(), **device.figures(), "seconds": time.perf_counter() - begun}
+    return {**results, "ignored_positions": ignored}
 
 
 class _Replay:

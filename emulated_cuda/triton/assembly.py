@@ -110,8 +110,8 @@ _OF_FLOATS: dict[str, Callable[..., torch.Tensor]] = {
 def _function(instruction: _Instruction) -> Callable[..., torch.Tensor]:
     kind, has_sign = instruction.type, instruction.type.startswith("s")
     if (kind[0] in "bf" and kind not in _TYPES) or kind in ("f16", "bf16", "f32", "f64"):
-        found = _OF_FLOATS.get(instruction.name) or _FUNCTIONS.get(instruction.name)
-        return _flushed(found) if found else _unknown(instruction)
+        function = _OF_FLOATS.get(instruction.name) or _FUNCTIONS.get(instruction.name)
+        return _flushed(function) if function else _unknown(instruction)
     if instruction.name in ("mul", "mad"):
         return _product(instruction, has_sign)
     if instruction.name in _BY_SIGN:
@@ -208,12 +208,12 @@ def _permute(instruction: _Instruction, values: Registers) -> torch.Tensor:
 def _logic(instruction: _Instruction, values: Registers) -> torch.Tensor:
     """Any function of three bits, by its table."""
     a, b, c = (_read(values, name, torch.int32) for name in instruction.operands[1:4])
-    table, found = int(instruction.operands[4], 0), torch.zeros_like(a)
+    table, result = int(instruction.operands[4], 0), torch.zeros_like(a)
     for case in range(8):
         if table >> case & 1:
             x, y, z = (v if case >> at & 1 else ~v for v, at in ((a, 2), (b, 1), (c, 0)))
-            found = found | (x & y & z)
-    return found
+            result = result | (x & y & z)
+    return result
 
 
 def _extract(instruction: _Instruction, values: Registers) -> torch.Tensor:
@@ -222,11 +222,11 @@ def _extract(instruction: _Instruction, values: Registers) -> torch.Tensor:
     start, length = (
         _read(values, name, torch.int32).long() & 255 for name in instruction.operands[2:4]
     )
-    found = (unsigned(value) >> start.clamp(max=63)) & ((1 << length.clamp(max=62)) - 1)
+    result = (unsigned(value) >> start.clamp(max=63)) & ((1 << length.clamp(max=62)) - 1)
     if instruction.type[0] == "s":
-        sign = (found >> (length - 1).clamp_min(0)) & 1
-        found = found - (sign << length)
-    return found.to(dtype)
+        sign = (result >> (length - 1).clamp_min(0)) & 1
+        result = result - (sign << length)
+    return result.to(dtype)
 
 
 def _funnel_shift(instruction: _Instruction, values: Registers) -> torch.Tensor:
@@ -237,8 +237,8 @@ def _funnel_shift(instruction: _Instruction, values: Registers) -> torch.Tensor:
     count = count & 31 if "wrap" in instruction.modifiers else count.clamp(max=32)
     back = 32 - count
     left = (high << count) | (low >> back)
-    found = left if "l" in instruction.modifiers else (low >> count) | (high << back)
-    return found.to(torch.int32)  # keeps the low 32 bits
+    result = left if "l" in instruction.modifiers else (low >> count) | (high << back)
+    return result.to(torch.int32)  # keeps the low 32 bits
 
 
 _OTHERS: dict[str, Callable[[_Instruction, Registers], torch.Tensor]] = {
@@ -257,7 +257,7 @@ _OTHERS: dict[str, Callable[[_Instruction, Registers], torch.Tensor]] = {
 
 def _instructions(text: str) -> list[_Instruction]:
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-    found = []
+    instructions = []
     for line in re.split(r"[;{}]", re.sub(r"\{([^{};]*)\}", r"<\1>", text)):
         line = line.strip()
         if not line or line.startswith(_WITHOUT_EFFECT):
@@ -272,8 +272,8 @@ def _instructions(text: str) -> list[_Instruction]:
             raise NotComputed(f"the register {special[0]} in assembly")
         operands = tuple(operand.strip() for operand in parts[4].split(",") if operand.strip())
         modifiers = tuple(parts[3].split(".")[1:])
-        found.append(_Instruction(parts[2], modifiers, operands, parts[1] or ""))
-    return found
+        instructions.append(_Instruction(parts[2], modifiers, operands, parts[1] or ""))
+    return instructions
 
 
 def _read(values: Registers, operand: str, dtype: torch.dtype) -> torch.Tensor:
@@ -290,20 +290,20 @@ def _read(values: Registers, operand: str, dtype: torch.dtype) -> torch.Tensor:
             size = _BITS[dtype.itemsize]
             value = unsigned(value.view(_BITS[value.element_size()])).to(size)
         return value.contiguous().view(dtype)
-    number = re.fullmatch(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})", operand)
-    if number is not None:
-        size = torch.int32 if number[1] else torch.int64
-        bits = int(number[1] or number[2], 16)
+    in_hexadecimal = re.fullmatch(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})", operand)
+    if in_hexadecimal is not None:
+        size = torch.int32 if in_hexadecimal[1] else torch.int64
+        bits = int(in_hexadecimal[1] or in_hexadecimal[2], 16)
         limit = 2 ** (bits_of(torch.empty(0, dtype=size)) - 1)
         exact = torch.tensor(bits - 2 * limit if bits >= limit else bits, dtype=size)
-        return exact.view(torch.float32 if number[1] else torch.float64).to(dtype)
+        return exact.view(torch.float32 if in_hexadecimal[1] else torch.float64).to(dtype)
     try:
-        found = float(operand) if dtype.is_floating_point else int(operand.rstrip("U"), 0)
+        number = float(operand) if dtype.is_floating_point else int(operand.rstrip("U"), 0)
     except ValueError:
         raise NotComputed(f"the PTX operand {operand}") from None
     if dtype.is_floating_point or dtype is torch.bool:
-        return torch.tensor(found).to(dtype)
-    return torch.tensor(int(found) & (2**63 - 1) if int(found) >= 0 else int(found)).to(dtype)
+        return torch.tensor(number).to(dtype)
+    return torch.tensor(int(number) & (2**63 - 1) if int(number) >= 0 else int(number)).to(dtype)
 
 
 def _compute(instruction: _Instruction, values: Registers) -> torch.Tensor:
@@ -311,12 +311,16 @@ def _compute(instruction: _Instruction, values: Registers) -> torch.Tensor:
         return _OTHERS[instruction.name](instruction, values)
     function = _function(instruction)
     if instruction.type not in _PAIRS:
-        given = [_read(values, name, _TYPES[instruction.type]) for name in instruction.operands[1:]]
+        operands = [
+            _read(values, name, _TYPES[instruction.type]) for name in instruction.operands[1:]
+        ]
         if instruction.name in ("shl", "shr"):
-            given[1] = _read(values, instruction.operands[2], torch.int32).to(given[0].dtype)
+            operands[1] = _read(values, instruction.operands[2], torch.int32).to(operands[0].dtype)
         if instruction.name == "mad" and "wide" in instruction.modifiers:
-            given[2] = _read(values, instruction.operands[3], _BITS[2 * given[0].element_size()])
-        return function(*given)
+            operands[2] = _read(
+                values, instruction.operands[3], _BITS[2 * operands[0].element_size()]
+            )
+        return function(*operands)
     # Two numbers in a register.
     pairs = [
         _read(values, name, torch.int32).unsqueeze(-1).view(_PAIRS[instruction.type])
@@ -335,22 +339,24 @@ def inline_assembly(op: Operation) -> Compute:
     pack = op.integer("packed_element")
     dtypes = [kind.dtype for kind in op.result_types]
 
-    def compute(programs: Any, *given: torch.Tensor) -> Any:
-        given = tuple(same_length(*given)) if given else (torch.zeros(1, *op.type().shape),)
-        shape, pieces = given[0].shape, []
-        for value in given if op.operands else ():
+    def compute(programs: Any, *operands: torch.Tensor) -> Any:
+        operands = (
+            tuple(same_length(*operands)) if operands else (torch.zeros(1, *op.type().shape),)
+        )
+        shape, pieces = operands[0].shape, []
+        for value in operands if op.operands else ():
             pieces += _packed(value, pack)
         outputs = [_registers_of(dtype, pack) for dtype in dtypes]
         values: Registers = {f"${sum(outputs) + i}": piece for i, piece in enumerate(pieces)}
         for instruction in instructions:
             _execute(instruction, values)
-        unwritten = torch.zeros(given[0].numel() // pack, dtype=torch.int32)
-        found, at = [], 0
+        unwritten = torch.zeros(operands[0].numel() // pack, dtype=torch.int32)
+        results, at = [], 0
         for dtype, count in zip(dtypes, outputs, strict=True):
             registers = [values.get(f"${at + i}", unwritten) for i in range(count)]
-            found.append(_elements(registers, dtype, pack).expand(-1, pack).reshape(shape))
+            results.append(_elements(registers, dtype, pack).expand(-1, pack).reshape(shape))
             at += count
-        return found[0] if len(found) == 1 else found
+        return results[0] if len(results) == 1 else results
 
     return compute
 

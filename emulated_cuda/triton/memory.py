@@ -61,9 +61,9 @@ def read_elements(
     addresses, mask = _spread(addresses, mask)
     # The library leaves out what the mask does; without one it writes every element.
     new = torch.empty if mask is None else torch.zeros
-    found = new(addresses.shape, dtype=dtype)
-    _call(programs, "load", found, addresses, mask, dtype.itemsize)
-    return found
+    values = new(addresses.shape, dtype=dtype)
+    _call(programs, "load", values, addresses, mask, dtype.itemsize)
+    return values
 
 
 def write_elements(
@@ -86,7 +86,7 @@ def atomic(
     programs: Programs,
     kind: tuple[int, str],
     addresses: torch.Tensor,
-    given: torch.Tensor,
+    operand: torch.Tensor,
     mask: Any,
 ) -> torch.Tensor:
     """Combine elements with those at addresses, one after the other; return what was there before.
@@ -95,7 +95,7 @@ def atomic(
         programs: those that run; each does it, also if all have the same values.
         kind: number of the operation and letter of the type, see csrc/accesses.cpp.
         addresses: (programs or 1, ...).
-        given: (programs or 1, ...).
+        operand: (programs or 1, ...).
         mask: (programs or 1, ...) which elements are touched; None for all.
 
     Raises:
@@ -105,21 +105,21 @@ def atomic(
     # Addresses that are kept once for all programs are written out: each program changes them.
     shape = (programs.count, *addresses.shape[1:])
     addresses, mask = _spread(addresses.expand(shape), mask)
-    given = given.expand(addresses.shape).contiguous()
-    before = torch.zeros_like(given)
+    operand = operand.expand(addresses.shape).contiguous()
+    before = torch.zeros_like(operand)
     number, letter = kind
     index = _functions.emulated_atomic(
         number,
         ctypes.c_char(letter.encode()),
-        *(_pointer(addresses), _pointer(mask), _pointer(given), _pointer(before)),
+        *(_pointer(addresses), _pointer(mask), _pointer(operand), _pointer(before)),
         ctypes.c_int64(addresses.numel()),
     )
-    check(programs, index, "changes", addresses, given.element_size())
+    check(programs, index, "changes", addresses, operand.element_size())
     return before
 
 
 def compare_and_swap(
-    programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, given: torch.Tensor
+    programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, operand: torch.Tensor
 ) -> torch.Tensor:
     """Store elements where those at addresses are the expected ones; return what was there before.
 
@@ -130,10 +130,10 @@ def compare_and_swap(
     shape = (programs.count, *addresses.shape[1:])
     addresses, mask = _spread(addresses.expand(shape), mask)
     expected = expected.expand(addresses.shape).contiguous()
-    given = given.expand(addresses.shape).contiguous()
-    before = torch.zeros_like(given)
-    tensors = (addresses, mask, expected, given, before)
-    count, size = ctypes.c_int64(addresses.numel()), given.element_size()
+    operand = operand.expand(addresses.shape).contiguous()
+    before = torch.zeros_like(operand)
+    tensors = (addresses, mask, expected, operand, before)
+    count, size = ctypes.c_int64(addresses.numel()), operand.element_size()
     index = _functions.emulated_compare_and_swap(*map(_pointer, tensors), count, size)
     check(programs, index, "changes", addresses, size)
     return before
@@ -237,16 +237,16 @@ def read_block(
         KernelError: if an address is not in memory that a card could read.
     """
     active, mask = _active(programs, mask)
-    given = [v.shape[0] for v in (addresses.base, active, mask, other) if v is not None]
-    shape = (max(given), *addresses.shape)
+    counts = [v.shape[0] for v in (addresses.base, active, mask, other) if v is not None]
+    shape = (max(counts), *addresses.shape)
     if active is None and mask is None:
-        found = torch.empty(shape, dtype=dtype)
+        values = torch.empty(shape, dtype=dtype)
     elif other is None:
-        found = torch.zeros(shape, dtype=dtype)
+        values = torch.zeros(shape, dtype=dtype)
     else:
-        found = torch.empty(shape, dtype=dtype).copy_(other)
-    _call_for_block(programs, "load", found, addresses, active, mask)
-    return found
+        values = torch.empty(shape, dtype=dtype).copy_(other)
+    _call_for_block(programs, "load", values, addresses, active, mask)
+    return values
 
 
 def write_block(
@@ -264,8 +264,8 @@ def write_block(
         KernelError: if an address is not in memory that a card could write.
     """
     active, mask = _active(programs, mask)
-    given = [v.shape[0] for v in (addresses.base, active, mask, values) if v is not None]
-    values = values.expand(max(given), *addresses.shape).contiguous()
+    counts = [v.shape[0] for v in (addresses.base, active, mask, values) if v is not None]
+    values = values.expand(max(counts), *addresses.shape).contiguous()
     _call_for_block(programs, "store", values, addresses, active, mask)
 
 
@@ -354,8 +354,8 @@ def load(op: Operation) -> Compute:
     def compute(
         programs: Programs, addresses: torch.Tensor, mask: Any = None, other: Any = None
     ) -> Any:
-        found = read_elements(programs, addresses, mask, dtype)
-        return found if other is None else torch.where(mask, found, other)
+        values = read_elements(programs, addresses, mask, dtype)
+        return values if other is None else torch.where(mask, values, other)
 
     return compute
 

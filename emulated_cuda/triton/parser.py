@@ -61,11 +61,11 @@ def accessed(function: Function) -> Accessed:
     for op in all_operations(function.blocks):
         hidden = op.name == "tt.call" or _has_addresses_in_assembly(op)
         targets = op.operands if hidden else op.operands[:1]
-        found = set(chain.from_iterable(roots[name] for name in targets))
+        arguments = set(chain.from_iterable(roots[name] for name in targets))
         if hidden or op.name in _READING:
-            read |= found
+            read |= arguments
         if hidden or op.name in _WRITING:
-            written |= found
+            written |= arguments
     is_complete = _FROM_MEMORY not in read | written
     return Accessed(
         frozenset(read - {_FROM_MEMORY}), frozenset(written - {_FROM_MEMORY}), is_complete
@@ -84,10 +84,10 @@ def _follow(op: Operation, roots: dict[str, set[int]]) -> None:
             for name in op.results:
                 roots[name].add(_FROM_MEMORY)
     elif not op.regions:
-        found = set(chain.from_iterable(roots[name] for name in op.operands))
-        if found and op.name not in _READING:
+        arguments = set(chain.from_iterable(roots[name] for name in op.operands))
+        if arguments and op.name not in _READING:
             for name in op.results:
-                roots[name] |= found
+                roots[name] |= arguments
     else:
         _follow_regions(op, roots)
 
@@ -113,10 +113,10 @@ def _follow_jumps(blocks: list[Block], roots: dict[str, set[int]]) -> None:
     for block in blocks:
         end = block.operations[-1]
         if end.name in ("cf.br", "cf.cond_br"):
-            found = set(chain.from_iterable(roots[name] for name in end.operands))
+            arguments = set(chain.from_iterable(roots[name] for name in end.operands))
             for other in blocks:
                 for name in other.arguments if f"^{other.label}" in end.text else ():
-                    roots[name] |= found
+                    roots[name] |= arguments
 
 
 def _pass_on(names_given: list[str], names: list[str], roots: dict[str, set[int]]) -> None:
@@ -164,11 +164,11 @@ class _Parser:
         return self._lines[self._at - 1]
 
     def _function(self, line: str) -> Function:
-        found = _FUNCTION.match(line)
-        assert found is not None, line
-        end = _closing(line, found.end() - 1)
+        match = _FUNCTION.match(line)
+        assert match is not None, line
+        end = _closing(line, match.end() - 1)
         arguments, types = [], []
-        for part in split(line[found.end() : end]):
+        for part in split(line[match.end() : end]):
             name, _, kind = part.partition(": ")
             arguments.append(name)
             types.append(type_of(kind.partition(" {")[0]))
@@ -176,8 +176,8 @@ class _Parser:
         if line.endswith("{"):
             blocks = self._region()
             self._next()  # the closing brace
-        is_public = found[1] == "public "
-        return Function(found[2].strip('"'), arguments, types, blocks, is_public)
+        is_public = match[1] == "public "
+        return Function(match[2].strip('"'), arguments, types, blocks, is_public)
 
     def _region(self) -> list[Block]:
         """Read blocks up to the line that begins with a brace, which is left."""
@@ -297,11 +297,11 @@ def _pairs(text: str, opening: str) -> tuple[list[str], list[str]]:
 
 def _expanded(names: str) -> list[str]:
     """Return the names of results: ``%0:2`` names ``%0#0`` and ``%0#1``."""
-    found = []
+    single = []
     for part in names.split(","):
         name, _, count = part.strip().partition(":")
-        found += [f"{name}#{index}" for index in range(int(count))] if count else [name]
-    return found
+        single += [f"{name}#{index}" for index in range(int(count))] if count else [name]
+    return single
 
 
 # ---- Brackets and quotes ----
@@ -331,7 +331,7 @@ def _last_outside(text: str, wanted: str) -> int:
 
 def _outside(text: str) -> list[int]:
     """Return the positions of a text that are outside brackets and quotes."""
-    found, depth, at = [], 0, 0
+    positions, depth, at = [], 0, 0
     while at < len(text):
         character = text[at]
         if character == '"':
@@ -342,11 +342,11 @@ def _outside(text: str) -> list[int]:
         if character in ")]}>" and not is_arrow:
             depth -= 1
         if depth == 0:
-            found.append(at)
+            positions.append(at)
         if character in "([{<":
             depth += 1
         at += 1
-    return found
+    return positions
 
 
 def _closing(text: str, opening: int) -> int:
@@ -364,12 +364,12 @@ def _without_locations(line: str) -> str:
     if "loc(" not in line:
         return line
     kept, depth, start = "", 0, 0
-    for found in _LOCATION.finditer(line):
-        token = found[0]
+    for location in _LOCATION.finditer(line):
+        token = location[0]
         if depth == 0 and token.endswith("loc("):
-            kept += line[start : found.start()]
+            kept += line[start : location.start()]
             depth = 1
         elif depth and token in "()":
             depth += 1 if token == "(" else -1
-            start = found.end()
+            start = location.end()
     return kept + line[start:]

@@ -112,6 +112,7 @@ class Step:
         if self.into_operand is not None:
             for at in self.spare:
                 room = operands[at]
+                # A value that is the same in all programs is kept once, which has no room for many.
                 if self._takes_result(room) and all(
                     tensor.shape[0] <= room.shape[0] for tensor in tensors
                 ):

@@ -100,19 +100,19 @@ Combine = Callable[[Programs, Environment, Values, Values], Values]
 
 
 def _maximum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
-    found = a.amax(axis)
-    if not found.isnan().any():  # amax gives NaN if any element is NaN; here NaN is ignored
-        return found
-    found = torch.where(a.isnan(), -torch.inf, a).amax(axis)
-    return torch.where(a.isnan().all(axis), torch.nan, found)
+    extremes = a.amax(axis)
+    if not extremes.isnan().any():  # amax gives NaN if any element is NaN; here NaN is ignored
+        return extremes
+    extremes = torch.where(a.isnan(), -torch.inf, a).amax(axis)
+    return torch.where(a.isnan().all(axis), torch.nan, extremes)
 
 
 def _minimum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
-    found = a.amin(axis)
-    if not found.isnan().any():
-        return found
-    found = torch.where(a.isnan(), torch.inf, a).amin(axis)
-    return torch.where(a.isnan().all(axis), torch.nan, found)
+    extremes = a.amin(axis)
+    if not extremes.isnan().any():  # as above
+        return extremes
+    extremes = torch.where(a.isnan(), torch.inf, a).amin(axis)
+    return torch.where(a.isnan().all(axis), torch.nan, extremes)
 
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
@@ -146,18 +146,18 @@ def reduce(op: Operation) -> Compute:
     combine = _combination(op)
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = [as_tensor(values[name]) for name in op.operands]
-        if usual is not None and given[0].dtype is not torch.bool:
-            return [usual(given[0], axis)]
-        given = same_length(*given)
-        while (length := given[0].shape[axis]) > 1:
+        operands = [as_tensor(values[name]) for name in op.operands]
+        if usual is not None and operands[0].dtype is not torch.bool:
+            return [usual(operands[0], axis)]
+        operands = same_length(*operands)
+        while (length := operands[0].shape[axis]) > 1:
             # A length is a power of 2. On a card the pairs are others, with the same result if the
             # function is associative and, for positions of equal elements, compares them.
             half = length // 2
-            left = [value.narrow(axis, 0, half) for value in given]
-            right = [value.narrow(axis, half, half) for value in given]
-            given = combine(programs, values, left, right)
-        return [value.squeeze(axis) for value in given]
+            left = [value.narrow(axis, 0, half) for value in operands]
+            right = [value.narrow(axis, half, half) for value in operands]
+            operands = combine(programs, values, left, right)
+        return [value.squeeze(axis) for value in operands]
 
     return compute
 
@@ -169,27 +169,31 @@ def scan(op: Operation) -> Compute:
     usual = _SCANS.get(_only_operation(op))
     combine = _combination(op)
 
-    def scanned(programs: Programs, values: Environment, given: Values) -> Values:
-        if usual is not None and given[0].dtype is not torch.bool:
-            return [usual(given[0], axis, dtype=given[0].dtype)]
-        length, step = given[0].shape[axis], 1
+    def scanned(programs: Programs, values: Environment, operands: Values) -> Values:
+        if usual is not None and operands[0].dtype is not torch.bool:
+            return [usual(operands[0], axis, dtype=operands[0].dtype)]
+        length, step = operands[0].shape[axis], 1
+        # Each round doubles how many elements a position has combined (Hillis and Steele, 1986), so
+        # that a few operations on whole tensors replace a loop over the elements.
         while step < length:
-            left = [value.narrow(axis, 0, length - step) for value in given]
-            right = [value.narrow(axis, step, length - step) for value in given]
-            pairs = zip(given, combine(programs, values, left, right), right, strict=True)
-            given = [
-                torch.cat([value.narrow(axis, 0, step), found.expand(old.shape)], axis)
-                for value, found, old in pairs
+            left = [value.narrow(axis, 0, length - step) for value in operands]
+            right = [value.narrow(axis, step, length - step) for value in operands]
+            combined = combine(programs, values, left, right)
+            # The first elements have nothing before them. What a function returns may be one value
+            # for all elements, if it is a constant.
+            operands = [
+                torch.cat([value.narrow(axis, 0, step), new.expand(old.shape)], axis)
+                for value, new, old in zip(operands, combined, right, strict=True)
             ]
             step *= 2
-        return given
+        return operands
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = same_length(*[as_tensor(values[name]) for name in op.operands])
+        operands = same_length(*[as_tensor(values[name]) for name in op.operands])
         if not is_reversed:
-            return scanned(programs, values, given)
-        found = scanned(programs, values, [value.flip(axis) for value in given])
-        return [value.flip(axis) for value in found]
+            return scanned(programs, values, operands)
+        backwards = scanned(programs, values, [value.flip(axis) for value in operands])
+        return [value.flip(axis) for value in backwards]
 
     return compute
 
@@ -201,11 +205,11 @@ def map_elements(op: Operation) -> Compute:
     pack = op.integer("pack")
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = same_length(*[as_tensor(values[name]) for name in op.operands])
-        shape = given[0].shape
-        flat = [part for value in given for part in value.reshape(-1, pack).unbind(1)]
-        found = _on_elements(programs, code, values, flat)
-        groups = [found[start : start + pack] for start in range(0, len(found), pack)]
+        operands = same_length(*[as_tensor(values[name]) for name in op.operands])
+        shape = operands[0].shape
+        flat = [part for value in operands for part in value.reshape(-1, pack).unbind(1)]
+        results = _on_elements(programs, code, values, flat)
+        groups = [results[start : start + pack] for start in range(0, len(results), pack)]
         return [torch.stack(group, 1).reshape(shape) for group in groups]
 
     return compute

@@ -24,15 +24,15 @@ def uncounted(tensor: torch.Tensor) -> torch.Tensor:
     ctypes.memmove(block, source.data_ptr(), source.nbytes())
     storage = frombuffer(block, dtype=torch.uint8).untyped_storage()
     place = tensor.storage_offset(), tensor.size(), tensor.stride()
-    found = torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
-    hide_from_searches(found, storage)
-    return found
+    copied = torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
+    hide_from_searches(copied, storage)
+    return copied
 
 
 def hide_from_searches(*kept: Any) -> None:
     """Let searches for live storages, such as those of the CPU meter, not find these."""
-    for one in kept:
-        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(one))
+    for hidden in kept:
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(hidden))
 
 
 def tensors_at(addresses: Collection[int]) -> list[torch.Tensor] | None:
@@ -40,7 +40,7 @@ def tensors_at(addresses: Collection[int]) -> list[torch.Tensor] | None:
 
     It looks at every object of the program, so it is slow.
     """
-    missing, found = set(addresses) - {0}, []
+    missing, tensors = set(addresses) - {0}, []
     for value in gc.get_objects():
         if not missing:
             break
@@ -49,8 +49,8 @@ def tensors_at(addresses: Collection[int]) -> list[torch.Tensor] | None:
         for address in list(missing):
             if _contains(value, address):
                 missing.discard(address)
-                found.append(value)
-    return None if missing else found
+                tensors.append(value)
+    return None if missing else tensors
 
 
 def _contains(tensor: torch.Tensor, address: int) -> bool:

@@ -380,13 +380,13 @@ def _compute_in_single_precision(
 
 def _mutated(schema: Any, args: Any, kwargs: Any) -> list[Any]:
     """Return the arguments that an operator writes."""
-    found = []
+    mutated = []
     for index, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             if value is not None:
-                found.append(value)
-    return found
+                mutated.append(value)
+    return mutated
 
 
 # ---- Other kernels ----
@@ -395,7 +395,7 @@ def _mutated(schema: Any, args: Any, kwargs: Any) -> list[Any]:
 def names_of_outs(operator: Any) -> list[str]:
     """Return the names of the arguments into which an operator writes its results."""
     arguments = torch_private.schema_of(operator).arguments
-    return [one.name for one in arguments if one.kwarg_only and is_written(one)]
+    return [argument.name for argument in arguments if argument.kwarg_only and is_written(argument)]
 
 
 def into_out(operator: Any, compute: Kernel) -> Kernel:

@@ -25,17 +25,17 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the file to write, the function as ``FILE.py:NAME`` or ``MODULE:NAME``, how often
             it is called, and its arguments as a JSON object.
     """
-    path, name, calls, given = arguments
+    path, name, calls, keywords = arguments
     try:
         # The region is open before the function's file is run, which may allocate memory too.
-        found = _measured(name, int(calls), json.loads(given))
+        answer = _measured(name, int(calls), json.loads(keywords))
     except NoFunctionError as error:
-        found = {"error": str(error)}
+        answer = {"error": str(error)}
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        found = {"error": f"{type(error).__name__}: {error} ({where})"}
-    Path(path).write_text(json.dumps(found), encoding="utf-8")
+        answer = {"error": f"{type(error).__name__}: {error} ({where})"}
+    Path(path).write_text(json.dumps(answer), encoding="utf-8")
     return 0
 
 
@@ -147,17 +147,17 @@ def _is_module(name: str) -> bool:
 
 def _is_missing(module: ModuleType, module_name: str, function_name: str) -> str:
     """Return a sentence about a name that no function of a module has."""
-    found = f"{module_name} has no function {function_name!r}"
+    problem = f"{module_name} has no function {function_name!r}"
     owner, _, method = function_name.partition(".")
     if method and hasattr(module, owner):
-        return f"{found}; write a function at the top of the file that calls it"
+        return f"{problem}; write a function at the top of the file that calls it"
     names = [name for name, it in vars(module).items() if _is_step(it, module)]
     if not names:
-        return found
+        return problem
     near = difflib.get_close_matches(function_name, names, n=1)
     others = "..." if len(names) > _MOST_NAMES else ""
     some = ", ".join(near or [*names[:_MOST_NAMES], *filter(None, [others])])
-    return f"{found}, but {some}"
+    return f"{problem}, but {some}"
 
 
 def _is_step(it: object, module: ModuleType) -> bool:

@@ -131,11 +131,11 @@ def _weight(paths: Iterable[str], sizes: Mapping[str, Weight]) -> Weight:
 def _children(name: str, paths: Iterable[str]) -> dict[str, list[str]]:
     """Return child of a module -> the paths in it; a path that is the module's own stays one."""
     start = f"{name}." if name else ""
-    found: dict[str, list[str]] = {}
+    children: dict[str, list[str]] = {}
     for path in paths:
         part = path.removeprefix(start).partition(".")[0] if path != name else ""
-        found.setdefault(f"{start}{part}" if part else name, []).append(path)
-    return found
+        children.setdefault(f"{start}{part}" if part else name, []).append(path)
+    return children
 
 
 class RecordedBlock(NamedTuple):
@@ -228,22 +228,22 @@ def picture_of(recording: Recording, places_of: PlacesOf) -> dict[str, Any]:
         places_of: returns the places of pairs of a stack and an index into ``recording.insides``.
     """
     numbers: dict[tuple[int, int], int] = {}
-    memories = {False: _Blocks(), True: _Blocks()}
+    blocks = {False: _Blocks(), True: _Blocks()}
     for block in recording.blocks:
         inside = block.inside if recording.insides[block.inside] else 0
         place = numbers.setdefault((block.stack, inside), len(numbers))
-        memories[block.on_host].add(block, place)
+        blocks[block.on_host].add(block, place)
     places = places_of(list(numbers))
-    device, host = memories[False], memories[True]
-    found = [_memory(device, places, recording.start_bytes, recording)]
+    device, host = blocks[False], blocks[True]
+    memories = [_memory(device, places, recording.start_bytes, recording)]
     if host.sizes:
-        found.append(_memory(host, places, recording.host_start_bytes, recording, on_host=True))
+        memories.append(_memory(host, places, recording.host_start_bytes, recording, on_host=True))
     return {
         "events": recording.events,
         "merged": recording.merged,
         "merged_bytes": recording.merged_bytes,
         "lost": recording.lost,
-        "memories": found,
+        "memories": memories,
     }
 
 
@@ -386,11 +386,11 @@ def _groups(blocks: _Blocks, peak_event: int) -> list[list[int]]:
     Each is ``[place, bytes of each, number, number at the peak, bytes at the peak, number live at
     the end, first event, last event]``. The bytes of each are 0 if they differ.
     """
-    found: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    groups: dict[int, dict[int, list[int]]] = defaultdict(dict)
     for size, begin, end, place, count in blocks:
         if not begin:
             continue
-        of_place = found[place]
+        of_place = groups[place]
         key = size if size in of_place or len(of_place) < _MOST_SIZES else 0
         group = of_place.get(key)
         if group is None:
@@ -405,7 +405,7 @@ def _groups(blocks: _Blocks, peak_event: int) -> list[list[int]]:
             group[7] = end
     largest = [
         group
-        for of_place in found.values()
+        for of_place in groups.values()
         for group in sorted(of_place.values(), key=_importance)[:_MOST_GROUPS_OF_PLACE]
     ]
     return sorted(largest, key=_importance)[:_MOST_GROUPS]

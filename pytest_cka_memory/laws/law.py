@@ -92,7 +92,7 @@ class Law:
     @cached_property
     def terms(self) -> tuple[Term, ...]:
         """The terms of every piece, highest powers first, with the lines that make them."""
-        found = []
+        terms = []
         for piece in self._fitted.highest_pieces():
             shares = self._lines(piece)
             for powers, factor in reversed(piece.polynomial.terms):
@@ -101,8 +101,8 @@ class Law:
                     key=lambda pair: (-abs(pair[1]), pair[0]),
                 )
                 named = {n: p for n, p in zip(self.names, powers, strict=True) if p}
-                found.append(Term(named, factor, tuple(lines), str(piece.moment)))
-        return tuple(found)
+                terms.append(Term(named, factor, tuple(lines), str(piece.moment)))
+        return tuple(terms)
 
     def degree(self, name: str) -> int:
         """Return the highest power with which the figure grows in one size.
@@ -177,11 +177,11 @@ class Law:
                 law was read from a file, and the step is to be run.
         """
         point = self._point(sizes)
-        found = self._predicted(point)
-        if measure and found.status != "measured" and found.doubts:
+        prediction = self._predicted(point)
+        if measure and prediction.status != "measured" and prediction.doubts:
             self._later[point] = self._run(point)
-            found = self._predicted(point)
-        return found
+            prediction = self._predicted(point)
+        return prediction
 
     def _predicted(self, point: Point) -> Prediction:
         fitted = self._fitted
@@ -347,11 +347,11 @@ class Law:
         samples = self._used()
         if piece.moment.site not in samples[-1].levels:
             return {}
-        found = [sample.composition(piece.moment) for sample in samples]
-        if not all(found):
+        compositions = [sample.composition(piece.moment) for sample in samples]
+        if not all(compositions):
             return {}
         lines: dict[str, list[int]] = {}
-        for number, of_sample in enumerate(found):
+        for number, of_sample in enumerate(compositions):
             for site, size in of_sample.items():
                 lines.setdefault(str(site), [0] * len(samples))[number] += size
         points = [sample.point for sample in samples]

@@ -124,8 +124,8 @@ class RecordedSample(Sample):
         """Return the levels and what the peak consists of, in builtin types."""
         is_much = sum(map(len, self.levels.values())) > _MOST_LEVELS
         levels = [
-            [list(site.frames), site.code, [max(found)] if is_much else list(found)]
-            for site, found in self.levels.items()
+            [list(site.frames), site.code, [max(of_site)] if is_much else list(of_site)]
+            for site, of_site in self.levels.items()
         ]
         at_peak: Mapping[Site, int] = {}
         if self.levels:
@@ -138,19 +138,19 @@ class RecordedSample(Sample):
         }
 
     def _levels(self) -> Mapping[Site, Sequence[int]]:
-        found: dict[Site, list[int]] = defaultdict(list)
+        levels: dict[Site, list[int]] = defaultdict(list)
         for site, events in self._events.items():
-            found[site] = [self._level_after[event] for event in events]
-        return found
+            levels[site] = [self._level_after[event] for event in events]
+        return levels
 
     @cached_property
     def _events(self) -> Mapping[Site, Sequence[int]]:
         """The events at which each line allocated, in their order."""
-        found: dict[Site, list[int]] = defaultdict(list)
+        of_site: dict[Site, list[int]] = defaultdict(list)
         for begin, number in zip(self._begins, self._of_block, strict=True):
             if begin:
-                found[self._sites[number]].append(begin)
-        return {site: sorted(events) for site, events in found.items()}
+                of_site[self._sites[number]].append(begin)
+        return {site: sorted(events) for site, events in of_site.items()}
 
     def _event_of(self, moment: Moment) -> int:
         events = self._events[moment.site]
@@ -172,10 +172,10 @@ class RecordedSample(Sample):
                 yield size, begin, number
 
     def composition(self, moment: Moment) -> Mapping[Site, int]:
-        found: dict[Site, int] = defaultdict(int)
+        by_site: dict[Site, int] = defaultdict(int)
         for size, begin, number in self._live_at(moment):
-            found[self._sites[number] if begin else OLDER] += size
-        return dict(found)
+            by_site[self._sites[number] if begin else OLDER] += size
+        return dict(by_site)
 
     def blocks_at(self, moment: Moment) -> Sequence[int]:
         return [size for size, begin, _ in self._live_at(moment) if begin]
@@ -190,7 +190,7 @@ class ReportedSample(Sample):
     """
 
     def __init__(self, point: Point, data: Mapping[str, Any]) -> None:
-        levels = {_site_of(frames, code): found for frames, code, found in data["levels"]}
+        levels = {_site_of(frames, code): of_site for frames, code, of_site in data["levels"]}
         super().__init__(point, data["value"], levels)
         self._at_peak = {_site_of(frames, code): size for frames, code, size in data["at_peak"]}
 

@@ -79,14 +79,14 @@ class Analysis:
 
     def live(self, moment: Moment) -> list[Live]:
         """Return what each place had in use at a moment, largest first."""
-        found: dict[int, list[int]] = {}
+        by_site: dict[int, list[int]] = {}
         step = moment.step
         for size, begin, end, site in self.blocks.rows():
             if begin <= step and (not end or step < end):
-                entry = found.setdefault(site, [0, 0])
+                entry = by_site.setdefault(site, [0, 0])
                 entry[0] += size
                 entry[1] += 1
-        rows = (Live(site, *entry) for site, entry in found.items())
+        rows = (Live(site, *entry) for site, entry in by_site.items())
         return sorted(rows, key=lambda row: (-row.bytes, row.site))
 
     def recorded_blocks(self) -> Iterator[RecordedBlock]:
@@ -125,15 +125,15 @@ class Levels:
         Args:
             moments: numbers of allocations and releases, in order, from 0.
         """
-        found, level, at = [], self.levels[0], 0
+        highest_levels, level, at = [], self.levels[0], 0
         for end in [*moments[1:], 2**32]:
             highest = level
             while at < len(self.steps) and self.steps[at] < end:
                 level = self.levels[at]
                 highest = max(highest, level)
                 at += 1
-            found.append(highest)
-        return found
+            highest_levels.append(highest)
+        return highest_levels
 
 
 class _Blocks:
@@ -282,10 +282,10 @@ def kind_of(snapshot: Snapshot, site: int) -> str:
     """
     if site == _BEFORE:
         return "before the recording"
-    found = snapshot.sites[site]
-    if not found.frames and not found.flags:
+    recorded = snapshot.sites[site]
+    if not recorded.frames and not recorded.flags:
         return "no stack"
-    return next((name for flag, name in _KINDS if found.flags & flag), "other")
+    return next((name for flag, name in _KINDS if recorded.flags & flag), "other")
 
 
 def kinds(snapshot: Snapshot, rows: Sequence[Live]) -> list[tuple[str, int]]:

@@ -29,8 +29,8 @@ _MOST_DEVICES = 8
 
 def render(read: Read) -> str:
     """Return the page of a file as HTML. The file's texts are escaped in it."""
-    found = read.highest
-    if found is None:
+    analysis = read.highest
+    if analysis is None:
         parts = dict.fromkeys(("NOTICES", "NAVIGATION", "REFUSALS", "KINDS", "ROWS"), "")
         parts |= dict.fromkeys(("TIMELINE", "RESERVE", "SEGMENTS", "FACTS", "STYLE", "SIZES"), "")
         parts |= {"TITLE": template.text(read.name), "VERDICT": "nothing was recorded"}
@@ -38,21 +38,21 @@ def render(read: Read) -> str:
     timeline = _timeline(read)
     facts = (
         f"<dt>{template.text(name)}</dt><dd>{template.text(fact)}</dd>"
-        for name, fact in _facts(read, found)
+        for name, fact in _facts(read, analysis)
     )
     return template.fill(
         "snapshot.html",
         {
-            "TITLE": template.text(f"{read.name}, cuda:{found.device.index}"),
-            "VERDICT": template.text(_verdict(found)),
-            "NOTICES": "\n".join(_notices(read, found)),
+            "TITLE": template.text(f"{read.name}, cuda:{analysis.device.index}"),
+            "VERDICT": template.text(_verdict(analysis)),
+            "NOTICES": "\n".join(_notices(read, analysis)),
             "NAVIGATION": '<a href="#over-time">Memory over time</a> ' if timeline else "",
-            "REFUSALS": "\n".join(_refusals(read, found)),
-            "KINDS": template.text(_kinds(read, found)),
-            "ROWS": "\n".join(_rows(read, found)),
+            "REFUSALS": "\n".join(_refusals(read, analysis)),
+            "KINDS": template.text(_kinds(read, analysis)),
+            "ROWS": "\n".join(_rows(read, analysis)),
             "TIMELINE": timeline,
-            "RESERVE": "\n".join(_reserve(read, found)),
-            "SEGMENTS": "\n".join(_segments(found.device.segments)),
+            "RESERVE": "\n".join(_reserve(read, analysis)),
+            "SEGMENTS": "\n".join(_segments(analysis.device.segments)),
             "FACTS": "\n".join(facts),
             "STYLE": "".join(map(template.text_of, ("page.css", "timeline.css"))),
             "SIZES": template.text_of("sizes.js"),
@@ -60,31 +60,31 @@ def render(read: Read) -> str:
     )
 
 
-def _verdict(found: Analysis) -> str:
-    used, reserved = found.peak.used_bytes / MB, found.reserved_peak.reserved_bytes / MB
+def _verdict(analysis: Analysis) -> str:
+    used, reserved = analysis.peak.used_bytes / MB, analysis.reserved_peak.reserved_bytes / MB
     text = f"at most {used:,.1f} MB in use, {reserved:,.1f} MB reserved"
-    return f"out of memory: {text}" if found.refusals else text
+    return f"out of memory: {text}" if analysis.refusals else text
 
 
-def _notices(read: Read, found: Analysis) -> Iterator[str]:
-    others = [device for device in read.devices if device is not found]
+def _notices(read: Read, analysis: Analysis) -> Iterator[str]:
+    others = [device for device in read.devices if device is not analysis]
     if others:
         names = ", ".join(f"cuda:{device.device.index}" for device in others[:_MOST_DEVICES])
         yield (
             f"<p class='notice'>This is the device with most in use. {template.text(names)} "
             "can be chosen below, where memory over time is drawn.</p>"
         )
-    if found.device.is_of_refusal:
+    if analysis.device.is_of_refusal:
         yield (
             "<p class='notice'>The file has what was live when an allocation was refused; what "
             "came before was not recorded.</p>"
         )
-    if not found.device.actions:
+    if not analysis.device.actions:
         yield "<p class='notice'>The file has no events, only what was there at its end.</p>"
 
 
-def _refusals(read: Read, found: Analysis) -> Iterator[str]:
-    for refusal in found.refusals[-_MOST_REFUSALS:]:
+def _refusals(read: Read, analysis: Analysis) -> Iterator[str]:
+    for refusal in analysis.refusals[-_MOST_REFUSALS:]:
         line = template.text(read.lines.text(refusal.site)[0])
         moment = refusal.moment
         yield (
@@ -96,16 +96,18 @@ def _refusals(read: Read, found: Analysis) -> Iterator[str]:
         )
 
 
-def _kinds(read: Read, found: Analysis) -> str:
-    total = max(1, found.peak.used_bytes)
-    rows = kinds(read.snapshot, found.live(found.peak))
+def _kinds(read: Read, analysis: Analysis) -> str:
+    total = max(1, analysis.peak.used_bytes)
+    rows = kinds(read.snapshot, analysis.live(analysis.peak))
     shares = ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in rows)
-    return f"{format_exact(found.peak.used_bytes)}. By kind, as far as the stacks tell: {shares}."
+    return (
+        f"{format_exact(analysis.peak.used_bytes)}. By kind, as far as the stacks tell: {shares}."
+    )
 
 
-def _rows(read: Read, found: Analysis) -> Iterator[str]:
-    rows = read.lines.grouped(found.live(found.peak))
-    end = {row.line: row.bytes for row in read.lines.grouped(found.live(found.end))}
+def _rows(read: Read, analysis: Analysis) -> Iterator[str]:
+    rows = read.lines.grouped(analysis.live(analysis.peak))
+    end = {row.line: row.bytes for row in read.lines.grouped(analysis.live(analysis.end))}
     for row in rows[:_MOST_LINES]:
         yield _row(row, end.get(row.line, 0))
     rest = rows[_MOST_LINES:]
@@ -132,7 +134,7 @@ def _row(row: Line, at_end: int) -> str:
 
 def _timeline(read: Read) -> str:
     drawn = sorted(read.devices, key=lambda each: -each.peak.used_bytes)[:_MOST_DEVICES]
-    pictures = [_picture(read, found) for found in drawn if found.steps]
+    pictures = [_picture(read, analysis) for analysis in drawn if analysis.steps]
     if not pictures:
         return ""
     parts = {
@@ -145,7 +147,7 @@ def _timeline(read: Read) -> str:
     return template.fill("timeline.html", parts)
 
 
-def _picture(read: Read, found: Analysis) -> dict[str, Any]:
+def _picture(read: Read, analysis: Analysis) -> dict[str, Any]:
     """Return a device's memory over time as the script of the page reads it."""
 
     def places_of(pairs: Sequence[tuple[int, int]]) -> list[Place]:
@@ -153,25 +155,25 @@ def _picture(read: Read, found: Analysis) -> dict[str, Any]:
         return [Place(line, "", "", "", callers) for line, callers in texts]
 
     recording = Recording(
-        blocks=found.recorded_blocks(),
-        events=found.steps,
-        peak_event=found.peak.step,
-        peak_bytes=found.peak.used_bytes,
-        start_bytes=found.start_bytes,
+        blocks=analysis.recorded_blocks(),
+        events=analysis.steps,
+        peak_event=analysis.peak.step,
+        peak_bytes=analysis.peak.used_bytes,
+        start_bytes=analysis.start_bytes,
         host_start_bytes=0,
         site_of=lambda _: None,
         module_path=lambda _: "",
         insides=(None,),
     )
     picture = picture_of(recording, places_of)
-    name = f"cuda:{found.device.index}"
+    name = f"cuda:{analysis.device.index}"
     picture["name"] = name
     for memory in picture["memories"]:
         memory["name"] = name
         memory["views"] = {"line": memory["views"]["line"]}
         memory["groups"] = [[*group[:-1], group[-1][-1:]] for group in memory["groups"]]
         memory["places"] = [[*texts, []] for texts in memory["places"]]  # nothing holds them now
-        memory["reserve"] = _changes(found.reserve.highest(moments_of(memory)))
+        memory["reserve"] = _changes(analysis.reserve.highest(moments_of(memory)))
     return picture
 
 
@@ -184,14 +186,14 @@ def _changes(levels: Sequence[int]) -> list[int]:
     return runs
 
 
-def _reserve(read: Read, found: Analysis) -> Iterator[str]:
-    if not found.device.segments:
+def _reserve(read: Read, analysis: Analysis) -> Iterator[str]:
+    if not analysis.device.segments:
         yield "<p>Nothing was reserved.</p>"
         return
-    state = reserve.explained(read.snapshot, found.device)
+    state = reserve.explained(read.snapshot, analysis.device)
     for line in reserve_lines(state.parts):
         yield f"<p>{template.text(line)}</p>"
-    for row in reserve.kept_by_line(found.device, state, read.lines)[:_MOST_REFUSALS]:
+    for row in reserve.kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
         yield (
             f"<p class='cause'>blocks of <code>{template.text(row.line)}</code> keep "
             f"{row.bytes / MB:,.1f} MB from being released, in {counted(row.segments, 'segment')}"
@@ -246,14 +248,14 @@ def _path(segment: Segment, most: int) -> tuple[str, int]:
     return parts, len(spans)
 
 
-def _facts(read: Read, found: Analysis) -> Iterator[tuple[str, str]]:
+def _facts(read: Read, analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield "file", read.name
-    yield "events", f"{len(found.device):,}, of which {found.allocations:,} allocations"
-    if found.seconds is not None:
-        yield "time", f"{found.seconds:,.2f} s"
+    yield "events", f"{len(analysis.device):,}, of which {analysis.allocations:,} allocations"
+    if analysis.seconds is not None:
+        yield "time", f"{analysis.seconds:,.2f} s"
     yield "settings", one_line(settings.recorded(read.snapshot.settings) or "torch's defaults")
-    yield "in use when it began", format_exact(found.beginning.used_bytes)
-    yield "reserved when it began", format_exact(found.beginning.reserved_bytes)
-    yield "in use at the end", format_exact(found.end.used_bytes)
-    yield "reserved at the end", format_exact(found.end.reserved_bytes)
-    yield "out of memory", counted(len(found.refusals), "time") if found.refusals else "never"
+    yield "in use when it began", format_exact(analysis.beginning.used_bytes)
+    yield "reserved when it began", format_exact(analysis.beginning.reserved_bytes)
+    yield "in use at the end", format_exact(analysis.end.used_bytes)
+    yield "reserved at the end", format_exact(analysis.end.reserved_bytes)
+    yield "out of memory", counted(len(analysis.refusals), "time") if analysis.refusals else "never"

@@ -21,50 +21,52 @@ _LARGE_START = 0.2
 """A share of the reserve: below it, what a recording begins with decides little."""
 
 
-def lines(found: Trials, lines_of: Lines, card: str) -> Iterator[str]:
+def lines(trials: Trials, lines_of: Lines, card: str) -> Iterator[str]:
     """Yield the text of a replay.
 
     Args:
-        found: what was tried.
+        trials: what was tried.
         lines_of: writes the lines of the program.
         card: the name of the card that was asked for; empty if none was.
     """
-    device = found.device
-    name = one_line(found.snapshot.path.name)
-    made = found.exactness.allocations if found.exactness else 0
+    device = trials.device
+    name = one_line(trials.snapshot.path.name)
+    made = trials.exactness.allocations if trials.exactness else 0
     yield (
         f"{name}, cuda:{device.index}: {counted(made, 'allocation')} replayed by torch "
         f"{_torch()} on an emulated card (no GPU)"
     )
-    yield from _exactness(found)
+    yield from _exactness(trials)
     yield ""
-    if found.usable_bytes is not None:
-        name = "the recording's card" if found.is_card_recorded else card
-        yield f"fits: whether {name} is enough, which has {_mb(found.usable_bytes)} for a program"
-    yield from _table(found)
+    if trials.usable_bytes is not None:
+        name = "the recording's card" if trials.is_card_recorded else card
+        yield f"fits: whether {name} is enough, which has {_mb(trials.usable_bytes)} for a program"
+    yield from _table(trials)
     yield ""
-    yield from _advice(found, lines_of)
-    yield from _notes(found)
+    yield from _advice(trials, lines_of)
+    yield from _notes(trials)
 
 
-def lines_at_refusal(name: str, found: Analysis, usable_bytes: int | None, card: str) -> list[str]:
+def lines_at_refusal(
+    name: str, analysis: Analysis, usable_bytes: int | None, card: str
+) -> list[str]:
     """Return what the memory that was live when it ended says of settings, without a recording.
 
     Args:
         name: of the file.
-        found: what it says.
+        analysis: what it says.
         usable_bytes: what a program can have of the card that was asked for; None for that of the
             file.
         card: the name of that card.
     """
-    moment, refused = found.refusals[-1].moment, found.refusals[-1].requested_bytes
+    moment, refused = analysis.refusals[-1].moment, analysis.refusals[-1].requested_bytes
     if usable_bytes is None:
-        usable_bytes, card = moment.reserved_bytes + found.refusals[-1].free_bytes, "the card"
+        usable_bytes, card = moment.reserved_bytes + analysis.refusals[-1].free_bytes, "the card"
     needed = moment.used_bytes + refused
     sizes = f"{_mb(moment.used_bytes)} in use and the {_mb(refused)} that were refused"
     text = [
-        f"{one_line(name)}, cuda:{found.device.index}: it has what was live when an allocation was "
-        "refused, and no allocation before it, so there is nothing to replay"
+        f"{one_line(name)}, cuda:{analysis.device.index}: it has what was live when an allocation "
+        "was refused, and no allocation before it, so there is nothing to replay"
     ]
     if needed > usable_bytes:
         return [
@@ -88,12 +90,12 @@ def lines_at_refusal(name: str, found: Analysis, usable_bytes: int | None, card:
     ]
 
 
-def data_at_refusal(name: str, found: Analysis) -> dict[str, Any]:
+def data_at_refusal(name: str, analysis: Analysis) -> dict[str, Any]:
     """Return the same as builtin types, sizes in bytes."""
-    refusal = found.refusals[-1]
+    refusal = analysis.refusals[-1]
     return {
         "file": name,
-        "device": found.device.index,
+        "device": analysis.device.index,
         "usable_bytes": refusal.moment.reserved_bytes + refusal.free_bytes,
         "in_use_bytes": refusal.moment.used_bytes,
         "refused_bytes": refusal.requested_bytes,
@@ -108,11 +110,11 @@ def _torch() -> str:
         return "of an unknown version"
 
 
-def _exactness(found: Trials) -> Iterator[str]:
-    begin = found.request_list.beginning
-    exact = found.exactness
+def _exactness(trials: Trials) -> Iterator[str]:
+    begin = trials.request_list.beginning
+    exact = trials.exactness
     if exact is None:
-        yield f"not compared with the recording: {one_line(found.error)}"
+        yield f"not compared with the recording: {one_line(trials.error)}"
         return
     if not begin.segments:
         start = "it begins with nothing reserved"
@@ -135,7 +137,7 @@ def _exactness(found: Trials) -> Iterator[str]:
             f"{exact.differing:,} of {counted(exact.allocations, 'allocation')}, by at most "
             f"{exact.largest_bytes:,} bytes; first at event {exact.first_event:,}"
         )
-        yield from _cause(found, exact)
+        yield from _cause(trials, exact)
     else:
         yield (
             f"under its own settings the reserve is the recorded one after each of "
@@ -151,9 +153,9 @@ def _exactness(found: Trials) -> Iterator[str]:
         yield f"{counted(begin.lost_blocks, 'event')} of the recording contradict each other"
 
 
-def _cause(found: Trials, exact: Exactness) -> Iterator[str]:
+def _cause(trials: Trials, exact: Exactness) -> Iterator[str]:
     """Yield a line on what may make a replay differ from its recording, if something is known."""
-    if any(site.flags & unpickling.IN_TORCH_NPU for site in found.snapshot.sites):
+    if any(site.flags & unpickling.IN_TORCH_NPU for site in trials.snapshot.sites):
         yield "cause: torch_npu has recorded it on an Ascend NPU; its allocator is another one"
         return
     if exact.wrong_segments or exact.start_difference_bytes:
@@ -165,13 +167,13 @@ def _cause(found: Trials, exact: Exactness) -> Iterator[str]:
         )
 
 
-def _table(found: Trials) -> Iterator[str]:
-    fits = found.usable_bytes is not None
+def _table(trials: Trials) -> Iterator[str]:
+    fits = trials.usable_bytes is not None
     head = ["setting", "in use MB", "reserved MB", *(["fits"] if fits else []), "calls"]
     rows = [head]
-    for trial in found.trials:
+    for trial in trials.trials:
         run = trial.unlimited
-        label = _label(trial, found.snapshot.settings != {})
+        label = _label(trial, trials.snapshot.settings != {})
         if run.error:
             rows.append([label, one_line(run.error)[:60]])
             continue
@@ -203,16 +205,16 @@ def _fits(trial: Trial) -> str:
     return "no" if refused is None else f"no, at event {refused.event:,}"
 
 
-def _advice(found: Trials, lines_of: Lines) -> Iterator[str]:
-    best = found.best
-    own = found.trials[0]
+def _advice(trials: Trials, lines_of: Lines) -> Iterator[str]:
+    best = trials.best
+    own = trials.trials[0]
     if best is None or own.unlimited.error:
         return
     if best.fits is False:
-        needed = min(trial.unlimited.allocated_bytes for trial in found.trials)
+        needed = min(trial.unlimited.allocated_bytes for trial in trials.trials)
         yield (
             f"no setting is enough: {_mb(needed)} are in use at once, of "
-            f"{_mb(found.usable_bytes or 0)}. The program has to allocate less: python -m "
+            f"{_mb(trials.usable_bytes or 0)}. The program has to allocate less: python -m "
             f"pytest_cka_memory snapshot FILE says which lines have most at the peak"
         )
         return
@@ -221,22 +223,22 @@ def _advice(found: Trials, lines_of: Lines) -> Iterator[str]:
         yield "no setting that was tried is better than that of the recording"
         return
     share = 100 * saved / own.unlimited.reserved_bytes
-    yield f"what to write: {_what(best, lines_of, found)}"
+    yield f"what to write: {_what(best, lines_of, trials)}"
     yield f"it takes {_mb(saved)} ({share:.0f} %) less of the card than the recording's setting"
 
 
-def _what(trial: Trial, lines_of: Lines, found: Trials) -> str:
+def _what(trial: Trial, lines_of: Lines, trials: Trials) -> str:
     if not trial.emptied:
         text = trial.settings or '""'
         return f"PYTORCH_ALLOC_CONF={text} in the environment, before torch is imported"
-    places = [lines_of.text(found.device.places[event])[0] for event in trial.emptied]
+    places = [lines_of.text(trials.device.places[event])[0] for event in trial.emptied]
     return "torch.cuda.empty_cache() before " + ", and before ".join(places)
 
 
-def _notes(found: Trials) -> Iterator[str]:
-    request_list = found.request_list
+def _notes(trials: Trials) -> Iterator[str]:
+    request_list = trials.request_list
     begin = request_list.beginning
-    own = found.trials[0].unlimited
+    own = trials.trials[0].unlimited
     if begin.reserved_bytes > _LARGE_START * max(1, own.reserved_bytes):
         yield (
             "note: what came before the recording is not in the file. Every row begins with the "
@@ -248,7 +250,7 @@ def _notes(found: Trials) -> Iterator[str]:
             f"note: the recording's card was full {counted(request_list.releases, 'time')}, so "
             "that the allocator released its cache; rows are without that unless the card is full"
         )
-    if any(trial.is_tight for trial in found.trials):
+    if any(trial.is_tight for trial in trials.trials):
         yield (
             "note: tight means that the allocator gives memory back to the card to make room, "
             "which takes time"
@@ -258,21 +260,21 @@ def _notes(found: Trials) -> Iterator[str]:
             f"note: {request_list.unclear_releases} of these may have been calls of empty_cache(): "
             "the recording has no Python stack there"
         )
-    if any("garbage_collection_threshold" in trial.settings for trial in found.trials):
+    if any("garbage_collection_threshold" in trial.settings for trial in trials.trials):
         yield (
             "note: garbage_collection_threshold does nothing in a program that does not call "
             "torch.cuda.set_per_process_memory_fraction"
         )
     if own.streams_reused:
         yield "note: it has more streams than torch hands out, so some share one here"
-    yield f"note: {written_by(found)}"
+    yield f"note: {written_by(trials)}"
 
 
-def written_by(found: Trials) -> str:
+def written_by(trials: Trials) -> str:
     """Return what the file tells of the torch version that wrote it."""
-    if found.device.names_pools:
+    if trials.device.names_pools:
         known = "its events name pools, as versions after 2.9 write them"
-    elif not found.snapshot.settings:
+    elif not trials.snapshot.settings:
         known = "it has no allocator settings, which torch 2.3 and later write"
     else:
         known = "its events do not name pools, which newer versions than 2.9 write"
@@ -281,18 +283,18 @@ def written_by(found: Trials) -> str:
     )
 
 
-def as_data(found: Trials) -> dict[str, Any]:
+def as_data(trials: Trials) -> dict[str, Any]:
     """Return the outcome as builtin types, sizes in bytes."""
     return {
-        "file": found.snapshot.path.name,
-        "device": found.device.index,
+        "file": trials.snapshot.path.name,
+        "device": trials.device.index,
         "emulated": True,
         "torch": _torch(),
-        "usable_bytes": found.usable_bytes,
-        "start_reserved_bytes": found.request_list.beginning.reserved_bytes,
-        "start_used_bytes": found.request_list.beginning.used_bytes,
-        "exactness": None if found.exactness is None else asdict(found.exactness),
-        "trials": [_row(trial) for trial in found.trials],
+        "usable_bytes": trials.usable_bytes,
+        "start_reserved_bytes": trials.request_list.beginning.reserved_bytes,
+        "start_used_bytes": trials.request_list.beginning.used_bytes,
+        "exactness": None if trials.exactness is None else asdict(trials.exactness),
+        "trials": [_row(trial) for trial in trials.trials],
     }
 
 

@@ -72,41 +72,41 @@ def text(files: Sequence[Read]) -> Iterator[str]:
     yield from _device(read, read.highest)
 
 
-def _device(read: Read, found: Analysis) -> Iterator[str]:
-    device = found.device
+def _device(read: Read, analysis: Analysis) -> Iterator[str]:
+    device = analysis.device
     if device.is_of_refusal:
-        yield from _at_refusal(read, found)
+        yield from _at_refusal(read, analysis)
         return
-    time = "" if found.seconds is None else f" over {found.seconds:,.1f} s"
+    time = "" if analysis.seconds is None else f" over {analysis.seconds:,.1f} s"
     known = settings.recorded(read.snapshot.settings) or "torch's default settings"
     yield (
         f"{read.name}, cuda:{device.index}: {counted(len(device), 'event')}{time}, "
-        f"{counted(found.allocations, 'allocation')}, {known}"
+        f"{counted(analysis.allocations, 'allocation')}, {known}"
     )
-    if found.beginning.segments and device.actions:
+    if analysis.beginning.segments and device.actions:
         yield (
-            f"the recording begins with {_mb(found.beginning.used_bytes)} in use, "
-            f"{_mb(found.beginning.reserved_bytes)} reserved"
+            f"the recording begins with {_mb(analysis.beginning.used_bytes)} in use, "
+            f"{_mb(analysis.beginning.reserved_bytes)} reserved"
         )
     if device.actions:
-        yield f"highest in use    {_moment(found.peak, 'reserved')}"
-        yield f"highest reserved  {_moment(found.reserved_peak, 'in use')}"
+        yield f"highest in use    {_moment(analysis.peak, 'reserved')}"
+        yield f"highest reserved  {_moment(analysis.reserved_peak, 'in use')}"
     else:
         yield "it has no events, only what was there at its end: record them before, with"
         yield f"  {RECORD}"
-    live = found.live(found.peak)
+    live = analysis.live(analysis.peak)
     if device.actions:
         yield from _lines("in use at the peak, by line:", read.lines.grouped(live), _MOST_LINES)
-        yield _kinds(read.snapshot, live, found.peak.used_bytes)
-    for refusal in found.refusals[-_MOST_REFUSALS:]:
-        yield from _refusal(read, found, refusal)
-    if len(found.refusals) > _MOST_REFUSALS:
-        yield f"and out of memory at {len(found.refusals) - _MOST_REFUSALS:,} earlier events"
-    end = read.lines.grouped(found.live(found.end))
-    used, reserved = found.end.used_bytes, found.end.reserved_bytes
+        yield _kinds(read.snapshot, live, analysis.peak.used_bytes)
+    for refusal in analysis.refusals[-_MOST_REFUSALS:]:
+        yield from _refusal(read, analysis, refusal)
+    if len(analysis.refusals) > _MOST_REFUSALS:
+        yield f"and out of memory at {len(analysis.refusals) - _MOST_REFUSALS:,} earlier events"
+    end = read.lines.grouped(analysis.live(analysis.end))
+    used, reserved = analysis.end.used_bytes, analysis.end.reserved_bytes
     title = f"in use at the end: {_mb(used)} of {_mb(reserved)} reserved, by line:"
     yield from _lines(title, end, _FEWER_LINES if device.actions else _MOST_LINES)
-    yield from _reserve(read, found)
+    yield from _reserve(read, analysis)
     if read.snapshot.host_events:
         yield (
             f"{counted(read.snapshot.host_events, 'event')} of pinned memory of the host are in "
@@ -116,15 +116,15 @@ def _device(read: Read, found: Analysis) -> Iterator[str]:
         yield f"under other settings: python -m pytest_cka_memory replay {read.name}"
 
 
-def _at_refusal(read: Read, found: Analysis) -> Iterator[str]:
+def _at_refusal(read: Read, analysis: Analysis) -> Iterator[str]:
     """Yield what a file says that was written when memory was refused, without a recording."""
     yield (
-        f"{read.name}, cuda:{found.device.index}: what was live when an allocation was refused; "
+        f"{read.name}, cuda:{analysis.device.index}: what was live when an allocation was refused; "
         "what came before was not recorded"
     )
-    refusal = found.refusals[-1]
+    refusal = analysis.refusals[-1]
     yield _refused(read, refusal, "out of memory:")
-    live = found.live(refusal.moment)
+    live = analysis.live(refusal.moment)
     rows = [
         row._replace(line=_OLDER, kind="unknown") if row.line == BEFORE else row
         for row in read.lines.grouped(live)
@@ -135,26 +135,26 @@ def _at_refusal(read: Read, found: Analysis) -> Iterator[str]:
         yield kinds_then.replace(BEFORE, "older than the test")
     else:
         yield "nothing was in use then"
-    yield from _reserve(read, found, "then")
+    yield from _reserve(read, analysis, "then")
     yield "to record what comes before, run pytest with --cka-memory-snapshots=FOLDER, or write at"
     yield f"the program's start {RECORD}"
     yield f"whether a setting may be enough: python -m pytest_cka_memory replay {read.name}"
 
 
-def _reserve(read: Read, found: Analysis, when: str = "at the end") -> Iterator[str]:
+def _reserve(read: Read, analysis: Analysis, when: str = "at the end") -> Iterator[str]:
     """Yield what the reserve at the end consists of, and what keeps its free parts.
 
     Nothing is yielded if the program has freed its memory after it ran out: then the reserve at the
     end is not what filled the card.
     """
-    used = [refusal.moment.used_bytes for refusal in found.refusals]
-    if not found.device.segments or (used and found.end.used_bytes < max(used) / 2):
+    used = [refusal.moment.used_bytes for refusal in analysis.refusals]
+    if not analysis.device.segments or (used and analysis.end.used_bytes < max(used) / 2):
         return
-    state = reserve.explained(read.snapshot, found.device)
+    state = reserve.explained(read.snapshot, analysis.device)
     yield f"the reserve {when}:"
     yield from (f"  {line}" for line in reserve_lines(state.parts))
-    kept = reserve.kept_by_line(found.device, state, read.lines)
-    least = _LEAST_KEPT * found.end.reserved_bytes
+    kept = reserve.kept_by_line(analysis.device, state, read.lines)
+    least = _LEAST_KEPT * analysis.end.reserved_bytes
     for row in [row for row in kept if row.bytes >= least][:_FEWER_LINES]:
         yield (
             f"  blocks of {row.line} keep {_mb(row.bytes)} from being released, in "
@@ -200,11 +200,11 @@ def _kinds(snapshot: Snapshot, live: Sequence[Any], total: int) -> str:
     return f"by kind, as far as the stacks tell: {', '.join(parts)}"
 
 
-def _refusal(read: Read, found: Analysis, refusal: Refusal) -> Iterator[str]:
+def _refusal(read: Read, analysis: Analysis, refusal: Refusal) -> Iterator[str]:
     moment = refusal.moment
     time = "" if moment.seconds is None else f" ({moment.seconds:,.2f} s)"
     yield _refused(read, refusal, f"out of memory at event {moment.event:,}{time}:")
-    rows = read.lines.grouped(found.live(moment))
+    rows = read.lines.grouped(analysis.live(moment))
     yield from _lines("  in use then, by line:", rows, _FEWER_LINES)
 
 
@@ -228,17 +228,17 @@ def _side_by_side(rows: Sequence[tuple[Read, Analysis]]) -> Iterator[str]:
         "out of memory",
     ]
     table = [head]
-    for read, found in rows[:_MOST_ROWS]:
+    for read, analysis in rows[:_MOST_ROWS]:
         table.append(
             [
                 read.name[:40],
-                f"cuda:{found.device.index}",
-                f"{len(found.device):,}",
-                f"{found.peak.used_bytes / MB:,.1f}",
-                f"{found.peak.event:,}" if found.peak.event >= 0 else "begin",
-                f"{found.reserved_peak.reserved_bytes / MB:,.1f}",
-                f"{found.end.used_bytes / MB:,.1f}",
-                counted(len(found.refusals), "time") if found.refusals else "-",
+                f"cuda:{analysis.device.index}",
+                f"{len(analysis.device):,}",
+                f"{analysis.peak.used_bytes / MB:,.1f}",
+                f"{analysis.peak.event:,}" if analysis.peak.event >= 0 else "begin",
+                f"{analysis.reserved_peak.reserved_bytes / MB:,.1f}",
+                f"{analysis.end.used_bytes / MB:,.1f}",
+                counted(len(analysis.refusals), "time") if analysis.refusals else "-",
             ]
         )
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -295,36 +295,36 @@ def as_data(read: Read) -> dict[str, Any]:
     return {
         "file": read.snapshot.path.name,
         "settings": dict(read.snapshot.settings),
-        "devices": [_data(read, found) for found in read.devices],
+        "devices": [_data(read, analysis) for analysis in read.devices],
     }
 
 
-def _data(read: Read, found: Analysis) -> dict[str, Any]:
+def _data(read: Read, analysis: Analysis) -> dict[str, Any]:
     return {
-        "device": found.device.index,
-        "events": len(found.device),
-        "allocations": found.allocations,
-        "seconds": found.seconds,
-        "start_used_bytes": found.beginning.used_bytes,
-        "start_reserved_bytes": found.beginning.reserved_bytes,
-        "peak": _moment_data(read, found, found.peak),
-        "reserved_peak": found.reserved_peak._asdict(),
-        "end": _moment_data(read, found, found.end),
-        "kinds": dict(kinds(read.snapshot, found.live(found.peak))),
+        "device": analysis.device.index,
+        "events": len(analysis.device),
+        "allocations": analysis.allocations,
+        "seconds": analysis.seconds,
+        "start_used_bytes": analysis.beginning.used_bytes,
+        "start_reserved_bytes": analysis.beginning.reserved_bytes,
+        "peak": _moment_data(read, analysis, analysis.peak),
+        "reserved_peak": analysis.reserved_peak._asdict(),
+        "end": _moment_data(read, analysis, analysis.end),
+        "kinds": dict(kinds(read.snapshot, analysis.live(analysis.peak))),
         "out_of_memory": [
             {
-                **_moment_data(read, found, refusal.moment),
+                **_moment_data(read, analysis, refusal.moment),
                 "requested_bytes": refusal.requested_bytes,
                 "free_bytes": refusal.free_bytes,
                 "line": read.lines.text(refusal.site)[0],
             }
-            for refusal in found.refusals
+            for refusal in analysis.refusals
         ],
     }
 
 
-def _moment_data(read: Read, found: Analysis, moment: Moment) -> dict[str, Any]:
-    rows = read.lines.grouped(found.live(moment))
+def _moment_data(read: Read, analysis: Analysis, moment: Moment) -> dict[str, Any]:
+    rows = read.lines.grouped(analysis.live(moment))
     return {**moment._asdict(), "lines": [row._asdict() for row in rows[:100]]}
 
 

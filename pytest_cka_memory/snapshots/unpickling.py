@@ -132,7 +132,7 @@ class _Sites:
             return 0
         _require(type(stack) is list, "a stack is not a list")
         flags = 0
-        found: list[int] = []
+        frames: list[int] = []
         first = -1
         known = self._known
         for frame in (
@@ -144,14 +144,14 @@ class _Sites:
             number, flag, is_user = entry
             flags |= flag
             if is_user:
-                found.append(number)
-                if len(found) == _MOST_USER_FRAMES:
+                frames.append(number)
+                if len(frames) == _MOST_USER_FRAMES:
                     break
             elif first < 0 and number >= 0:
                 first = number
-        if not found and first >= 0:
-            found.append(first)
-        return self.numbers.setdefault((flags, *found), len(self.numbers))
+        if not frames and first >= 0:
+            frames.append(first)
+        return self.numbers.setdefault((flags, *frames), len(self.numbers))
 
     def _new(self, frame: Any) -> tuple[int, int, bool]:
         """Return number, flags and whether it is code of the user."""
@@ -268,18 +268,18 @@ def _segments(segments: Sequence[Any], sites: _Sites) -> list[tuple[Any, ...]]:
 
     A block is ``(address, bytes, requested bytes, state, site)``.
     """
-    found = []
+    rows = []
     left = MOST_BLOCKS
     for position, segment in enumerate(segments):
         try:
             left -= len(segment["blocks"])
             _require(left >= 0, f"it has more than {MOST_BLOCKS:,} blocks")
-            found.append(_segment(segment, sites))
+            rows.append(_segment(segment, sites))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise WrongContentError(
                 f"segments[{position}] is not a segment of torch: {type(error).__name__} {error}"
             ) from None
-    return found
+    return rows
 
 
 def _segment(segment: Any, sites: _Sites) -> tuple[Any, ...]:
@@ -316,23 +316,23 @@ def _size(value: Any) -> int:
 
 def _settings(value: Any) -> dict[str, Any]:
     """Return the allocator's settings: numbers, texts and the table of roundings."""
-    found: dict[str, Any] = {}
+    admitted: dict[str, Any] = {}
     if type(value) is not dict:
-        return found
+        return admitted
     for name, setting in list(value.items())[:100]:
         if type(name) is not str:
             continue
         if type(setting) in (bool, int, float):
-            found[name[:100]] = setting
+            admitted[name[:100]] = setting
         elif type(setting) is str:
-            found[name[:100]] = setting[:_MOST_TEXT]
+            admitted[name[:100]] = setting[:_MOST_TEXT]
         elif type(setting) is dict and name == "roundup_power2_divisions":
-            found[name] = {
+            admitted[name] = {
                 key[:20]: number
                 for key, number in list(setting.items())[:64]
                 if type(key) is str and type(number) is int
             }
-    return found
+    return admitted
 
 
 def _limit(memory_bytes: int, seconds: int) -> None:

@@ -97,9 +97,9 @@ class Series:
         return Step(self.points[first - 1], self.points[first], confirmed=len(above) > 1)
 
 
-def series_of(found: Iterable[HistorySession]) -> list[Series]:
+def series_of(history: Iterable[HistorySession]) -> list[Series]:
     """Return every series with a known figure, by device and region, in the order of figures."""
-    sessions, points = list(found), dict[SeriesKey, list[Point]]()
+    sessions, points = list(history), dict[SeriesKey, list[Point]]()
     varying = _varying(sessions)
     for session in sessions:
         for device in session.devices:
@@ -136,7 +136,7 @@ def _varying(sessions: Iterable[HistorySession]) -> set[str]:
     for conditions in known:
         for fact in FACTS:
             values.setdefault(fact, set()).add(conditions.get(fact, USUAL))
-    return {fact for fact, found in values.items() if len(found) > 1}
+    return {fact for fact, different in values.items() if len(different) > 1}
 
 
 def _conditions(device: HistoryDevice, figure: str) -> Conditions:
@@ -167,29 +167,29 @@ def as_text(sessions: Sequence[HistorySession], tolerance: Tolerance, *, every: 
 
     With `every`, also the figures that never changed.
     """
-    found = series_of(sessions)
-    changed = [series for series in found if len(set(series.sizes)) > 1]
+    every_series = series_of(sessions)
+    changed = [series for series in every_series if len(set(series.sizes)) > 1]
     lines = [
-        *_table(found if every else changed),
+        *_table(every_series if every else changed),
         *_rises(changed, tolerance),
         f"{counted(len(sessions), 'session')} from {sessions[0].day} to {sessions[-1].day}: "
-        f"{len(changed)} of {counted(len(found), 'figure')} changed",
+        f"{len(changed)} of {counted(len(every_series), 'figure')} changed",
     ]
     return "\n".join([*lines, ""])
 
 
-def _table(found: Sequence[Series]) -> Iterator[str]:
+def _table(several: Sequence[Series]) -> Iterator[str]:
     rows = iter(
         tabulate(
-            [_cells(series) for series in found],
+            [_cells(series) for series in several],
             tablefmt="plain",
             disable_numparse=True,
             colalign=_ALIGN,
         ).splitlines()
-        if found
+        if several
         else []
     )
-    for (device, meter), of_device in groupby(found, key=lambda series: series.key[:2]):
+    for (device, meter), of_device in groupby(several, key=lambda series: series.key[:2]):
         yield one_line(f"on {device} ({meter})")
         for region, of_region in groupby(of_device, key=lambda series: series.key.region):
             yield f"  {one_line(region)}"
@@ -209,8 +209,8 @@ def _cells(series: Series) -> list[str]:
     ]
 
 
-def _rises(found: Sequence[Series], tolerance: Tolerance) -> Iterator[str]:
-    steps = [(series, step) for series in found for step in series.steps(tolerance)]
+def _rises(several: Sequence[Series], tolerance: Tolerance) -> Iterator[str]:
+    steps = [(series, step) for series in several for step in series.steps(tolerance)]
     steps.sort(key=lambda pair: (pair[1].after.session.date, -_rise(pair[1])))
     for session, group in groupby(steps, key=lambda pair: pair[1].after.session):
         rises = list(group)

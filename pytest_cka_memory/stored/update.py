@@ -39,7 +39,7 @@ def changes(
     old: Mapping[BaselineKey, Figures], new: Mapping[BaselineKey, Figures]
 ) -> tuple[BaselineChange, ...]:
     """Return every figure whose value in `new` differs from that in `old`, largest rise first."""
-    found = [
+    changed = [
         BaselineChange(key, figure, old[key].get(figure), figures.get(figure))
         for key, figures in new.items()
         if key in old
@@ -48,7 +48,7 @@ def changes(
         # A figure that may replace another shows nothing new if that one has changed as well.
         if not row.in_place_of or old[key].get(row.in_place_of) == figures.get(row.in_place_of)
     ]
-    return tuple(sorted(found, key=lambda change: -change.rise_bytes))
+    return tuple(sorted(changed, key=lambda change: -change.rise_bytes))
 
 
 def as_lines(changed: Sequence[BaselineChange]) -> list[str]:
@@ -109,22 +109,22 @@ def renames(
     """
     known = {key.nodeid for key in old}
     # Lines of other machines move with those of this one, but cannot be compared.
-    on = {
+    machines = {
         (key.fingerprint, conditions) for key in measured for conditions in (key.conditions, None)
     }
     before = _by_signature(
         {
             key: figures
             for key, figures in old.items()
-            if key.nodeid in gone and (key.fingerprint, key.conditions) in on
+            if key.nodeid in gone and (key.fingerprint, key.conditions) in machines
         }
     )
     after = _by_signature({k: f for k, f in measured.items() if k.nodeid not in known})
-    found: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     for signature, left in before.items():
         has_sizes = any(size for _, figures in signature for _, size in figures)
-        found |= _pairs(left, after.get(signature, []), has_sizes)
-    return found
+        new_names |= _pairs(left, after.get(signature, []), has_sizes)
+    return new_names
 
 
 def moved(entries: Mapping[BaselineKey, Figures], renamed: Mapping[str, str]) -> Entries:
@@ -141,24 +141,24 @@ def _by_signature(entries: Mapping[BaselineKey, Figures]) -> dict[_Signature, li
     for key, figures in entries.items():
         unnamed = key._replace(nodeid="", conditions=None)
         regions.setdefault(key.nodeid, set()).add((unnamed, tuple(sorted(figures.items()))))
-    found: dict[_Signature, list[str]] = {}
+    nodeids: dict[_Signature, list[str]] = {}
     for nodeid, signature in regions.items():
-        found.setdefault(frozenset(signature), []).append(nodeid)
-    return found
+        nodeids.setdefault(frozenset(signature), []).append(nodeid)
+    return nodeids
 
 
 def _pairs(before: Iterable[str], after: Iterable[str], has_sizes: bool) -> dict[str, str]:
     left, new = list(before), list(after)
-    found: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     for part_of in (_test_of, file_of, *([_nothing] if has_sizes else [])):
         for part in {part_of(nodeid) for nodeid in left}:
             olds = [nodeid for nodeid in left if part_of(nodeid) == part]
             news = [nodeid for nodeid in new if part_of(nodeid) == part]
             if len(olds) == len(news) == 1:
-                found[olds[0]] = news[0]
-        left = [nodeid for nodeid in left if nodeid not in found]
-        new = [nodeid for nodeid in new if nodeid not in found.values()]
-    return found
+                new_names[olds[0]] = news[0]
+        left = [nodeid for nodeid in left if nodeid not in new_names]
+        new = [nodeid for nodeid in new if nodeid not in new_names.values()]
+    return new_names
 
 
 def _test_of(nodeid: str) -> str:
