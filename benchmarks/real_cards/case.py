@@ -78,6 +78,11 @@ class Case:
     """Memory of the card, such as ``95GiB``; empty if it is the emulated card's."""
     needs: Sequence[str] = ()
     """Packages to install beside torch."""
+    program: str = ""
+    """The source's own program, if that runs as it is: owner and name of its repository, ``@``, and
+    the commit."""
+    parts: Sequence[str] = ()
+    """Files and folders of that repository that the program needs."""
     takes: str = ""
     """Why all of its processes together take longer than ten minutes, if they do."""
     differs: str = ""

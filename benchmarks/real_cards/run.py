@@ -7,7 +7,8 @@ that does the same on an emulated one. The predictions are written to the result
 compared. The first prediction of a figure is kept: a figure is blind if the current one is still
 the first, and the case does not say that it was changed. Each case takes up to ten minutes and
 6 GB of the computer's memory, and no GPU. With several interpreters, a case runs with the one
-whose torch is nearest to the source's and that has the packages that the case needs.
+whose torch is nearest to the source's and that has the packages that the case needs. Some cases run
+the source's own program; ``--sources`` has copies of the repositories (see ``sources.py``).
 """
 
 import argparse
@@ -25,10 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import case as cases
+import sources
 from case import Case
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parents[1] / "results" / "real-cards.json"
+PROGRAM = "REAL_CARDS_PROGRAM"
+"""The environment variable with the folder that has the source's own program."""
 LIMIT_S = int(os.environ.get("REAL_CARDS_LIMIT_S", "600"))
 _ASK = (
     "import sys, torch, importlib.util as u;"
@@ -59,7 +63,7 @@ def _number(version: str) -> int:
 
 
 def predict(
-    name: str, case: Case, run: str, interpreter: str, *, late: bool = False
+    name: str, case: Case, run: str, interpreter: str, folder: str, *, late: bool = False
 ) -> dict[str, Any]:
     """Run one process of a case on the emulated card; return its figures and how long it took.
 
@@ -68,11 +72,12 @@ def predict(
         case: the case.
         run: the process.
         interpreter: of Python, which has torch.
+        folder: has the source's own program, if the case runs that.
         late: whether events on the card are as late as possible: then the reserve is the highest
             that side streams can cause.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        into = Path(folder) / "figures"
+    with tempfile.TemporaryDirectory() as written:
+        into = Path(written) / "figures"
         options = ["--card", case.card, "--devices", str(case.devices), "--no-values"]
         options += ["--memory", case.memory] if case.memory else []
         options += ["--late-events"] if late else []
@@ -82,7 +87,7 @@ def predict(
         try:
             done = subprocess.run(
                 [*command, "--one", name, run, str(into)],
-                env={**given, **case.environment},
+                env={**given, **case.environment, PROGRAM: folder},
                 timeout=LIMIT_S,
                 check=False,
                 capture_output=True,
@@ -178,12 +183,33 @@ def compare(name: str, case: Case) -> None:
         print(f"  not published: {unknown}")
 
 
+def _predict_all(name: str, case: Case, options: argparse.Namespace) -> None:
+    interpreter = chosen(case, options.interpreter)
+    if case.program and not options.sources:
+        print(f"  left out: it needs --sources with {case.program}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if case.program:
+            repository, _, commit = case.program.partition("@")
+            git = sources.git_directory(options.sources, repository)
+            sources.extract(git, commit, case.parts, Path(folder))
+        for run in options.runs or case.runs:
+            found = predict(name, case, run, interpreter, folder, late=options.late)
+            if "failed" in found:
+                print(f"  {run}: {found['failed']}", flush=True)
+            if not options.late:
+                note(name, run, found)
+            elif "failed" not in found:
+                note_late(name, found)
+
+
 def main() -> None:
     """Predict and compare the named cases, or all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases.names()))
     parser.add_argument("--runs", nargs="+", help="only these processes of a case")
     parser.add_argument("--interpreter", nargs="+", default=[sys.executable])
+    parser.add_argument("--sources", type=Path, help="copies of the sources' repositories")
     parser.add_argument("--compare", action="store_true", help="run nothing")
     parser.add_argument(
         "--late", action="store_true", help="predict again, with the highest reserve by streams"
@@ -198,15 +224,7 @@ def main() -> None:
         case = cases.load(name)
         print(f"{name}: {case.title}", flush=True)
         if not args.compare:
-            interpreter = chosen(case, args.interpreter)
-            for run in args.runs or case.runs:
-                found = predict(name, case, run, interpreter, late=args.late)
-                if "failed" in found:
-                    print(f"  {run}: {found['failed']}", flush=True)
-                if not args.late:
-                    note(name, run, found)
-                elif "failed" not in found:
-                    note_late(name, found)
+            _predict_all(name, case, args)
         compare(name, case)
 
 

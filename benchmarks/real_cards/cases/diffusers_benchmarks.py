@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from _flux import empty, move
+from _flux_program import empty, move
 from case import Case, Figure
 
 PUBLISHED = {
