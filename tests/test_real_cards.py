@@ -140,7 +140,7 @@ def test_case_runs_with_the_nearest_torch_that_has_its_packages(
     """A case of torch 2.6 runs with 2.9, unless only another interpreter has what it needs."""
     import run
 
-    installed = {"old": "2.9.1+cu128 numpy", "new": "2.14.1 numpy peft"}
+    installed = {"old": "2.9.1+cu128 numpy", "new": "2.14.1 numpy"}
 
     def asked(command: list[str], **_: object) -> str:
         version, *packages = installed[command[0]].split()
@@ -150,7 +150,7 @@ def test_case_runs_with_the_nearest_torch_that_has_its_packages(
     case = real_cards.load("attention_damek")
     assert run.chosen(case, list(installed)) == "old"
     needy = real_cards.load("peft_image_generation")
-    monkeypatch.setitem(installed, "new", "2.14.1 diffusers transformers peft")
+    monkeypatch.setitem(installed, "new", "2.14.1 diffusers transformers accelerate")
     assert run.chosen(needy, list(installed)) == "new"
-    with pytest.raises(SystemExit, match="no interpreter has diffusers, transformers, peft"):
+    with pytest.raises(SystemExit, match="no interpreter has diffusers, transformers, accelerate"):
         run.chosen(needy, ["old"])

@@ -78,11 +78,9 @@ class Case:
     """Memory of the card, such as ``95GiB``; empty if it is the emulated card's."""
     needs: Sequence[str] = ()
     """Packages to install beside torch."""
-    program: str = ""
-    """The source's own program, if that runs as it is: owner and name of its repository, ``@``, and
-    the commit."""
-    parts: Sequence[str] = ()
-    """Files and folders of that repository that the program needs."""
+    programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The source's own program, if that runs as it is: of each repository its owner and name, ``@``
+    and the commit, and which of its files and folders are needed."""
     takes: str = ""
     """Why all of its processes together take longer than ten minutes, if they do."""
     differs: str = ""

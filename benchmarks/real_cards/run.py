@@ -185,14 +185,14 @@ def compare(name: str, case: Case) -> None:
 
 def _predict_all(name: str, case: Case, options: argparse.Namespace) -> None:
     interpreter = chosen(case, options.interpreter)
-    if case.program and not options.sources:
-        print(f"  left out: it needs --sources with {case.program}")
+    if case.programs and not options.sources:
+        print(f"  left out: it needs --sources with {', '.join(case.programs)}")
         return
     with tempfile.TemporaryDirectory() as folder:
-        if case.program:
-            repository, _, commit = case.program.partition("@")
+        for program, parts in case.programs.items():
+            repository, _, commit = program.partition("@")
             git = sources.git_directory(options.sources, repository)
-            sources.extract(git, commit, case.parts, Path(folder))
+            sources.extract(git, commit, parts, Path(folder))
         for run in options.runs or case.runs:
             found = predict(name, case, run, interpreter, folder, late=options.late)
             if "failed" in found:

@@ -60,8 +60,7 @@ def case(
         figures=found,
         runs=tuple(named(experiment) for experiment in experiments),
         needs=("diffusers", "transformers", "accelerate"),
-        program=f"huggingface/peft@{program}",
-        parts=("src", PLACE),
+        programs={f"huggingface/peft@{program}": ("src", PLACE)},
         takes="Each method is a training of its own, of about a minute on an idle machine.",
         differs=(
             "The source's own program with 201 of its 750 steps, so a highest reserve that the "

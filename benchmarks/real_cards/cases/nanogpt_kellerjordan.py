@@ -51,8 +51,11 @@ CASE = Case(
     torch="2.9",
     figures=_figures(),
     runs=tuple(RECORDS),
-    program="KellerJordan/modded-nanogpt@f411b3d346aa52d3504324ca93c230fd84c6c07f",
-    parts=tuple(f"{TRACK}/{log}" for log, _ in RECORDS.values()),
+    programs={
+        "KellerJordan/modded-nanogpt@f411b3d346aa52d3504324ca93c230fd84c6c07f": tuple(
+            f"{TRACK}/{log}" for log, _ in RECORDS.values()
+        )
+    },
     takes="Inductor compiles a network of twelve layers in two lengths, twice.",
     differs=(
         "The record's own program, with two steps instead of 1,770, two to warm up instead of "

@@ -45,8 +45,13 @@ CASE = Case(
     },
     runs=tuple(RUNS),
     environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-    program="pytorch/torchtitan@9dec370ad26b5f8e9a7333a0e36165018262644b",
-    parts=("train.py", "torchtitan", "train_configs"),
+    programs={
+        "pytorch/torchtitan@9dec370ad26b5f8e9a7333a0e36165018262644b": (
+            "train.py",
+            "torchtitan",
+            "train_configs",
+        )
+    },
     differs=(
         "The source's own program, four steps of it; one process is rank 0 of a group "
         "that does not communicate. Made-up text."

@@ -37,8 +37,12 @@ CASE = Case(
     torch="2.6",
     figures=_figures(),
     runs=tuple(RUNS),
-    program="GAOYUEtianc/Stanford-CS336-assignments@f06a68cece06a5949eadc8912c9e09aa723d28ce",
-    parts=("assignment1", "assignment2-systems/benchmarking_script.py"),
+    programs={
+        "GAOYUEtianc/Stanford-CS336-assignments@f06a68cece06a5949eadc8912c9e09aa723d28ce": (
+            "assignment1",
+            "assignment2-systems/benchmarking_script.py",
+        )
+    },
     differs="The source's own program.",
 )
 
