@@ -19,13 +19,16 @@ def programs(student: str) -> dict[str, Sequence[str]]:
     return {STUDENTS: (folder,), COURSE: ("cs336-basics",)}
 
 
-def rows(student: str, module: str, arguments: Sequence[str]) -> list[dict[str, str]]:
+def rows(
+    student: str, module: str, arguments: Sequence[str], file: str = ""
+) -> list[dict[str, str]]:
     """Run one of a student's scripts in this process; return the rows that it writes.
 
     Args:
         student: the folder's name.
         module: of the script, below ``student_scripts.a2k``.
         arguments: of its command line, without the one for the output.
+        file: what it writes in a folder for outputs; if empty, it is given the file's name.
     """
     import torch
 
@@ -33,13 +36,14 @@ def rows(student: str, module: str, arguments: Sequence[str]) -> list[dict[str, 
     folder = place / f"students/{student}/assignments/A2-K/submission"
     sys.path[:0] = [str(folder), str(place / "cs336-basics")]
     os.chdir(folder)
-    into = folder / "rows.csv"
+    into = folder / "written" / (file or "rows.csv")
     into.unlink(missing_ok=True)
+    output = ["--output-dir", str(into.parent)] if file else ["--output", str(into)]
     torch.nn.init.trunc_normal_ = _left_as_it_is
-    sys.argv = [module, *arguments, "--output", str(into)]
+    sys.argv = [module, *arguments, *output]
     runpy.run_module(f"student_scripts.a2k.{module}", run_name="__main__", alter_sys=True)
-    with into.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    with into.open(encoding="utf-8") as written:
+        return list(csv.DictReader(written))
 
 
 def _left_as_it_is(tensor: Any, *_arguments: Any, **_named: Any) -> Any:

@@ -71,6 +71,7 @@ CASE = Case(
     card="rtx4090",
     real="RTX 4090, torch 2.6.0 with CUDA 12.4",
     torch="2.6",
+    needs=("einx", "einops", "jaxtyping"),
     figures=_figures(),
     runs=("training", "attention"),
     programs=programs(STUDENT),

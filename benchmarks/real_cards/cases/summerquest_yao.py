@@ -75,6 +75,7 @@ CASE = Case(
     card="rtx4090",
     real="RTX 4090, torch 2.11.0 with CUDA 12.8",
     torch="2.11",
+    needs=("einx", "einops", "jaxtyping"),
     figures=_figures(),
     runs=tuple(RUNS),
     programs=programs(STUDENT),
