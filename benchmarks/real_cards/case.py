@@ -85,6 +85,8 @@ class Case:
     """Why all of its processes together take longer than ten minutes, if they do."""
     differs: str = ""
     """What this program does otherwise than the source's, and what of the rest is known."""
+    rebuilt: str = ""
+    """What of the program, or of its versions, the source does not say; empty if both are known."""
     seen: str = ""
     """Why no figure of this case is blind: how it was changed after a comparison."""
 

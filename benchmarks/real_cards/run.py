@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parents[1] / "results" / "real-cards.json"
 PROGRAM = "REAL_CARDS_PROGRAM"
 """The environment variable with the folder that has the source's own program."""
+RECORDING = "REAL_CARDS_RECORDING"
+"""The environment variable with the file to record into."""
 LIMIT_S = int(os.environ.get("REAL_CARDS_LIMIT_S", "600"))
 _ASK = (
     "import sys, torch, importlib.util as u;"
@@ -63,7 +65,14 @@ def _number(version: str) -> int:
 
 
 def predict(
-    name: str, case: Case, run: str, interpreter: str, folder: str, *, late: bool = False
+    name: str,
+    case: Case,
+    run: str,
+    interpreter: str,
+    folder: str,
+    *,
+    late: bool = False,
+    recording: Path | None = None,
 ) -> dict[str, Any]:
     """Run one process of a case on the emulated card; return its figures and how long it took.
 
@@ -75,6 +84,7 @@ def predict(
         folder: has the source's own program, if the case runs that.
         late: whether events on the card are as late as possible: then the reserve is the highest
             that side streams can cause.
+        recording: where to write what the allocator did, from the start, if that is wanted.
     """
     with tempfile.TemporaryDirectory() as written:
         into = Path(written) / "figures"
@@ -83,6 +93,7 @@ def predict(
         options += ["--late-events"] if late else []
         command = [interpreter, "-W", "ignore", "-m", "emulated_cuda", *options, __file__]
         given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        given |= {RECORDING: str(recording)} if recording else {}
         begin = time.monotonic()
         try:
             done = subprocess.run(
@@ -106,7 +117,11 @@ def one(name: str, run: str, into: Path) -> None:
     """Measure in this process, which has the emulated card."""
     import torch
 
+    if RECORDING in os.environ:
+        torch.cuda.memory._record_memory_history(stacks="python", context=None)
     figures = cases.module(name).measured(run)
+    if RECORDING in os.environ:
+        torch.cuda.memory._dump_snapshot(os.environ[RECORDING])
     found = {"torch": torch.__version__.partition("+")[0], "figures": figures}
     into.write_text(json.dumps(found), encoding="utf-8")
 
@@ -160,6 +175,34 @@ def note_late(name: str, found: Mapping[str, Any]) -> None:
     write(results)
 
 
+def note_other_addresses(
+    name: str, case: Case, run: str, interpreter: str, folder: str, count: int
+) -> None:
+    """Add what is reserved at the end of a process if the card's addresses have other orders.
+
+    Raises:
+        SystemExit: if the process fails, or does not have one figure of the reserve at its end.
+    """
+    with tempfile.TemporaryDirectory() as written:
+        recording = Path(written) / "recording.pickle"
+        found = predict(name, case, run, interpreter, folder, recording=recording)
+        if "failed" in found:
+            raise SystemExit(found["failed"])
+        script = str(Path(__file__).with_name("address_orders.py"))
+        given = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-W", "ignore", script, str(recording), str(count)]
+        sizes = json.loads(subprocess.check_output(command, env=given, text=True))
+    reserves = [one for one in found["figures"] if case.figures[one].counts == "reserved"]
+    if len(reserves) != 1:
+        raise SystemExit(f"{name}, {run}: {len(reserves)} figures of the reserve at its end")
+    print(f"  {reserves[0]}: {sizes}", flush=True)
+    with (Path(tempfile.gettempdir()) / "real-cards.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = stored()
+        results[name]["figures"][reserves[0]]["other_addresses_bytes"] = sizes
+        write(results)
+
+
 def reason(text: str) -> str:
     """Return the line of a process's output that says why it failed."""
     lines = [line for line in text.splitlines() if not line.startswith("emulated_cuda: ")]
@@ -194,6 +237,9 @@ def _predict_all(name: str, case: Case, options: argparse.Namespace) -> None:
             git = sources.git_directory(options.sources, repository)
             sources.extract(git, commit, parts, Path(folder))
         for run in options.runs or case.runs:
+            if options.orders:
+                note_other_addresses(name, case, run, interpreter, folder, options.orders)
+                continue
             found = predict(name, case, run, interpreter, folder, late=options.late)
             if "failed" in found:
                 print(f"  {run}: {found['failed']}", flush=True)
@@ -209,6 +255,9 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases.names()))
     parser.add_argument("--runs", nargs="+", help="only these processes of a case")
     parser.add_argument("--interpreter", nargs="+", default=[sys.executable])
+    parser.add_argument(
+        "--orders", type=int, help="add the reserve with addresses in as many orders"
+    )
     parser.add_argument("--sources", type=Path, help="copies of the sources' repositories")
     parser.add_argument("--compare", action="store_true", help="run nothing")
     parser.add_argument(

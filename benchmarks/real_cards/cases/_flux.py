@@ -47,9 +47,27 @@ def figures(published: str, causes: dict[str, str]) -> dict[str, Figure]:
 
 
 def case(
-    experiments: Iterable[str], found: dict[str, Figure], *, program: str, torch: str, real: str
+    experiments: Iterable[str],
+    found: dict[str, Figure],
+    *,
+    program: str,
+    torch: str,
+    real: str,
+    later: str = "",
 ) -> Case:
-    """Return the case of some experiments."""
+    """Return the case of some experiments.
+
+    Args:
+        experiments: their names.
+        found: their figures.
+        program: the commit.
+        torch: its version.
+        real: the versions, in words.
+        later: a commit that has the configuration of LoKr, if the other one does not.
+    """
+    programs = {f"huggingface/peft@{program}": ("src", PLACE)}
+    if later:
+        programs[f"huggingface/peft@{later}"] = (f"{PLACE}/experiments/lokr",)
     return Case(
         title="FLUX.2-klein-base-4B, 512 pixels, batch 2, bfloat16, checkpointed",
         source="https://github.com/huggingface/peft/tree/main/method_comparison/image-gen",
@@ -60,7 +78,7 @@ def case(
         figures=found,
         runs=tuple(named(experiment) for experiment in experiments),
         needs=("diffusers", "transformers", "accelerate"),
-        programs={f"huggingface/peft@{program}": ("src", PLACE)},
+        programs=programs,
         takes="Each method is a training of its own, of about a minute on an idle machine.",
         differs=(
             "The source's own program with 201 of its 750 steps, so a highest reserve that the "

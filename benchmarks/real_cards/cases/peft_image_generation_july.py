@@ -17,6 +17,7 @@ CASE = _flux.case(
     EXPERIMENTS,
     _flux.figures(PUBLISHED, {}),
     program="194cb8feb21c6623f61f30305e20fdbe2b842c10",
+    later="b8bf4075a0094ea4f8403781393867c7c6722550",
     torch="2.13",
     real=(
         "torch 2.13.0 with CUDA 13.0, diffusers 0.38.0, transformers 5.13.1 (lokr: in August, "
