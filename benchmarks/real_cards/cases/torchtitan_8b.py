@@ -29,8 +29,8 @@ PUBLISHED = {
 CARDS = (8, 128)
 CAUSE = (
     "not known: of 79.1 GiB on 8 cards 66.7 are allocated, and the rest is fragmentation of the "
-    "main stream. The same with torch 2.6.0 and 2.9.1, in each step from the second on, and with late "
-    "events; what NCCL itself asks for is missing"
+    "main stream. The same with torch 2.6.0 and 2.9.1, in each step from the second on, and with "
+    "late events; what NCCL itself asks for is missing"
 )
 RUNS = {f"{name}, {cards} cards": (name, cards) for name in PUBLISHED for cards in CARDS}
 CASE = Case(
