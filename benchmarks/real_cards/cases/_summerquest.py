@@ -41,7 +41,11 @@ def rows(
     output = ["--output-dir", str(into.parent)] if file else ["--output", str(into)]
     torch.nn.init.trunc_normal_ = _left_as_it_is
     sys.argv = [module, *arguments, *output]
-    runpy.run_module(f"student_scripts.a2k.{module}", run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(f"student_scripts.a2k.{module}", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code:
+            raise
     with into.open(encoding="utf-8") as written:
         return list(csv.DictReader(written))
 
