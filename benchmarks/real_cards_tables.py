@@ -28,7 +28,7 @@ class Compared(NamedTuple):
     found_bytes: int
     blind: bool
     others: Sequence[int] = ()
-    """The same, if events are late or segments are at other addresses, as far as that was run."""
+    """The same, if events are late or segments at other addresses, as far as that was run."""
 
     @property
     def is_in_range(self) -> bool:
@@ -65,6 +65,7 @@ def compared() -> list[Compared]:
                 row = predicted[figure]
                 blind = row["bytes"] == row["first_bytes"] and not case.seen
                 others = [row["late_bytes"]] if "late_bytes" in row else []
+                others += row.get("other_addresses_bytes", [])
                 found.append(Compared(case, figure, published, row["bytes"], blind, others))
     return [*found, *_compared_programs()]
 
@@ -107,7 +108,10 @@ def kinds() -> str:
         if any(row.kind == kind for row in rows)
     ]
     for name, counts in (("allocated", False), ("reserved", True)):
-        lines.append((f"**{name}**", *_summary([row for row in rows if row.is_reserve is counts])))
+        counted = [row for row in rows if row.is_reserve is counts]
+        known = [row for row in counted if not row.case.rebuilt]
+        lines.append((f"**{name}**", *_summary(counted)))
+        lines.append((f"**{name}, program and versions known**", *_summary(known)))
     blind = [row for row in rows if row.blind]
     lines += [("**blind**", *_summary(blind)), ("**all**", *_summary(rows))]
     head = (
@@ -287,10 +291,10 @@ def conditions() -> str:
     lines = []
     for name in real_cards.names():
         case = real_cards.load(name)
-        notes = (case.differs, case.seen, case.takes)
+        notes = (case.differs, case.rebuilt, case.seen, case.takes)
         if any(notes):
             lines.append((case.title, *(note or "-" for note in notes)))
-    head = ("case", "differs from the source", "why it is not blind")
+    head = ("case", "differs from the source", "not known of the source", "why it is not blind")
     return _markdown((*head, "why it takes over ten minutes"), lines)
 
 

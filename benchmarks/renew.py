@@ -188,7 +188,7 @@ TABLES = {
     ),
     "real cards": Table(
         "real-cards.json", DEVICE, "real_cards/run.py", minutes=60,
-        needs="diffusers, peft, timm, torchao; --interpreter for other versions of torch",
+        needs="diffusers, peft, timm, torchao; --interpreter and --sources of others",
         part=("growth_doplxyz", "vision_raschka", "budget_ackaudit"),
         sums=("first_bytes",),
     ),

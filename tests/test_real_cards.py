@@ -1,6 +1,7 @@
 """The comparison with real cards: cases are complete, and predictions come before comparisons."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -140,7 +141,7 @@ def test_case_runs_with_the_nearest_torch_that_has_its_packages(
     """A case of torch 2.6 runs with 2.9, unless only another interpreter has what it needs."""
     import run
 
-    installed = {"old": "2.9.1+cu128 numpy", "new": "2.14.1 numpy peft"}
+    installed = {"old": "2.9.1+cu128 numpy", "new": "2.14.1 numpy"}
 
     def asked(command: list[str], **_: object) -> str:
         version, *packages = installed[command[0]].split()
@@ -150,7 +151,70 @@ def test_case_runs_with_the_nearest_torch_that_has_its_packages(
     case = real_cards.load("attention_damek")
     assert run.chosen(case, list(installed)) == "old"
     needy = real_cards.load("peft_image_generation")
-    monkeypatch.setitem(installed, "new", "2.14.1 diffusers transformers peft")
+    monkeypatch.setitem(installed, "new", "2.14.1 diffusers transformers accelerate")
     assert run.chosen(needy, list(installed)) == "new"
-    with pytest.raises(SystemExit, match="no interpreter has diffusers, transformers, peft"):
+    with pytest.raises(SystemExit, match="no interpreter has diffusers, transformers, accelerate"):
         run.chosen(needy, ["old"])
+
+
+def test_only_the_named_parts_of_a_program_are_written(
+    real_cards: ModuleType, tmp_path: Path
+) -> None:
+    """A case gets the files of a commit that it names, from a copy of the repository."""
+    import sources
+
+    folder = tmp_path / "owner+name"
+    (folder / "part").mkdir(parents=True)
+    (folder / "part" / "program.py").write_text("print(1)\n", "utf-8")
+    (folder / "other.py").write_text("print(2)\n", "utf-8")
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    found = sources.git_directory(tmp_path, "owner/name")
+    sources.extract(found, "HEAD", ["part"], tmp_path / "into")
+    written = [path for path in (tmp_path / "into").rglob("*") if path.is_file()]
+    assert [path.read_text("utf-8") for path in written] == ["print(1)\n"]
+    with pytest.raises(SystemExit, match="no git directory of owner/another"):
+        sources.git_directory(tmp_path, "owner/another")
+
+
+def test_case_with_a_program_of_its_source_is_left_out_without_copies(
+    real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without ``--sources`` such a case says which repositories it needs, and runs nothing."""
+    import run
+
+    monkeypatch.setattr(run, "chosen", lambda case, interpreters: sys.executable)
+    monkeypatch.setattr(run, "predict", None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "transformer_gaoyue"])
+    run.main()
+    assert "it needs --sources with GAOYUEtianc/Stanford-CS336-assignments@" in (
+        capsys.readouterr().out
+    )
+
+
+def test_reserves_with_other_addresses_stand_beside_the_prediction(
+    real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The replays' reserves belong to the one figure of a process that counts its reserve."""
+    import run
+
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results.json")
+    case = real_cards.load("transformer_gaoyue")
+    (name, _), *_rest = case.figures.items()
+    process = name.rpartition(", ")[0]
+    reserve = f"{process}, reserved"
+    found: dict[str, Any] = {
+        "torch": "2.6.0",
+        "seconds": 1.0,
+        "figures": {f"{process}, allocated": 50, reserve: 100},
+    }
+    run.note("transformer_gaoyue", process, found)
+    monkeypatch.setattr(run, "predict", lambda *arguments, **named: found)
+    monkeypatch.setattr(run.subprocess, "check_output", lambda *a, **n: "[100, 120]")
+    run.note_other_addresses("transformer_gaoyue", case, process, "python", "", 2)
+    figures = run.stored()["transformer_gaoyue"]["figures"]
+    assert figures[reserve]["other_addresses_bytes"] == [100, 120]
+    found["figures"] = {f"{process}, allocated": 50}
+    with pytest.raises(SystemExit, match="0 figures of the reserve at its end"):
+        run.note_other_addresses("transformer_gaoyue", case, process, "python", "", 2)

@@ -78,10 +78,15 @@ class Case:
     """Memory of the card, such as ``95GiB``; empty if it is the emulated card's."""
     needs: Sequence[str] = ()
     """Packages to install beside torch."""
+    programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The source's own program, if that runs as it is: of each repository its owner and name, ``@``
+    and the commit, and which of its files and folders are needed."""
     takes: str = ""
     """Why all of its processes together take longer than ten minutes, if they do."""
     differs: str = ""
     """What this program does otherwise than the source's, and what of the rest is known."""
+    rebuilt: str = ""
+    """What of the program, or of its versions, the source does not say; empty if both are known."""
     seen: str = ""
     """Why no figure of this case is blind: how it was changed after a comparison."""
 

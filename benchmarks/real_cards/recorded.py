@@ -29,6 +29,7 @@ sys.path.append(str(Path(__file__).parent))
 
 import run
 from programs_with_recordings import PROGRAMS, Program
+from sources import git_directory
 
 from pytest_cka_memory.snapshots import beginning
 from pytest_cka_memory.snapshots.reading import (
@@ -185,20 +186,6 @@ def _differences(card: Requests, here: Requests) -> list[dict[str, Any]]:
         for row in found[:_MOST_DIFFERENCES]
     ]
     return [*shown, {"more": len(found) - len(shown)}] if len(found) > len(shown) else shown
-
-
-def git_directory(folder: Path, repository: str) -> Path:
-    """Return the git directory of a repository below a folder.
-
-    Raises:
-        SystemExit: if there is none.
-    """
-    name = repository.replace("/", "+")
-    places = [folder / f"{name}.git", *sorted((folder / name).glob("*")), folder / name]
-    for place in places:
-        if (place / "objects").is_dir():
-            return place
-    raise SystemExit(f"{folder} has no git directory of {repository}: expected {name}.git")
 
 
 def extract(program: Program, git: Path, folder: Path) -> None:

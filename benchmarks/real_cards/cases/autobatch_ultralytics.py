@@ -20,6 +20,7 @@ CASE = Case(
     card="rtx4090",
     real="RTX 4090 (23.99 GiB, Windows); March 2023, the versions are not named",
     torch="2.0",
+    rebuilt=("The versions, and what ran before the first batch."),
     figures={
         f"batch {batch}": Figure(printed, "GB", "reserved", cause=CAUSE)
         for batch, printed in PUBLISHED.items()

@@ -41,6 +41,7 @@ CASE = Case(
     card="t4",
     real="GTX 1650 (the generation of a T4), torch 2.14.0 with CUDA 13.0",
     torch="2.14",
+    rebuilt="Which transformers it was.",
     figures=_figures(),
     runs=tuple(PUBLISHED),
     needs=("transformers",),

@@ -22,6 +22,7 @@ CASE = Case(
     card="a100",
     real="not named; January 2025",
     torch="2.5",
+    rebuilt=("The program, of which a part could be read, and the versions."),
     figures={
         "the model": Figure("4.025", "GiB", "reserved"),
         **{

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from _flux import empty, move
+from _flux_program import empty, move
 from case import Case, Figure
 
 PUBLISHED = {
@@ -23,6 +23,7 @@ CASE = Case(
     card="l40",
     real="L40S (the runner of diffusers' benchmarks); torch of July 2025",
     torch="2.7",
+    rebuilt="The versions.",
     figures={name: Figure(printed, "GiB") for name, printed in PUBLISHED.items()},
     runs=tuple(PUBLISHED),
     needs=("diffusers", "transformers"),

@@ -40,6 +40,7 @@ CASE = Case(
     card="a10",
     real="A10G; the versions of 2024 are not named",
     torch="2.3",
+    rebuilt=("The versions of torch and litgpt."),
     figures={name: Figure(row.published, "GB", cause=_VERSIONS) for name, row in ROWS.items()},
     runs=tuple(ROWS),
     needs=("litgpt", "lightning"),

@@ -31,6 +31,7 @@ CASE = Case(
     memory="270GiB",
     real="GB300, torch 2.15 of 2026",
     torch="2.15",
+    rebuilt=("The functions of that day, of which only later ones were found."),
     figures={
         f"{name}, {way}": Figure(
             printed, "MiB", kind="compiled" if way == "compiled" else "", cause=_CAUSE
