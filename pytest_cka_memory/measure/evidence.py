@@ -24,7 +24,7 @@ from pytest_cka_memory.meters.base import (
     Peaks,
 )
 from pytest_cka_memory.meters.blocks.python_objects import BEGIN, LATER, CompiledCensus, up_to
-from pytest_cka_memory.meters.collector import without_collections
+from pytest_cka_memory.meters.collector import collected_objects, without_collections
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.release import Freed
@@ -112,7 +112,7 @@ class Census(GarbageCounter):
         self._is_own: dict[Any, bool] = {}
         """Whether a device of torch is that of the meter."""
         self._known = Garbage()
-        self._collected = _collected_objects()
+        self._collected = collected_objects()
         self._cost_of_all = 0
         """What it has cost to look at all objects of the region."""
         self._cost = 0
@@ -133,7 +133,7 @@ class Census(GarbageCounter):
         self._missed_since: int | None = None
 
     def known(self, *, is_collecting: bool = False) -> Garbage:
-        collected = _collected_objects() if self._blocks else self._collected
+        collected = collected_objects() if self._blocks else self._collected
         # Garbage that was not collected is still there.
         if is_collecting or collected != self._collected:
             self._collected = collected
@@ -247,7 +247,7 @@ class Census(GarbageCounter):
 
         Of the garbage, only what is new is followed, unless more of it references the same objects.
         """
-        collected = _collected_objects()
+        collected = collected_objects()
         # Other objects may have got the same identities. If other threads leave cycles, this is at
         # each count. It then follows again what is still there, in the time that is allowed.
         if collected != self._seen_at:
@@ -318,12 +318,6 @@ def _connected(objects: list[Any]) -> list[list[Any]]:
                 large += small
                 group.update((id(member), large) for member in small)
     return list({id(members): members for members in group.values()}.values())
-
-
-def _collected_objects() -> int:
-    young, middle, old = gc.get_stats()  # at each boundary, so without a loop
-    collected: int = young["collected"] + middle["collected"] + old["collected"]
-    return collected
 
 
 class FoundGarbage(Addition):

@@ -229,6 +229,8 @@ class OtherMemory(LentMemory):
         super().__init__(counter)
         self._emptied = EmptiedStorages(counter, torch.device("cpu"))
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_loading = False
+        """Whether there was an iterator: to count them takes longer, at each batch boundary."""
 
     def new_patches(self) -> Iterator[Patch]:
         yield from super().new_patches()
@@ -241,7 +243,7 @@ class OtherMemory(LentMemory):
 
         Their number varies by chance, so it must not be taken for growth.
         """
-        if not self._iterators.data:  # at each boundary: to count a WeakSet takes longer
+        if not self._is_loading:
             return 0
         storages = {
             storage.data_ptr(): storage.nbytes() + storage.data_ptr() - self._block_of(storage)
@@ -254,6 +256,7 @@ class OtherMemory(LentMemory):
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
             self._iterators.add(iterator)
+            self._is_loading = True
             return original(iterator)
 
         return __next__
