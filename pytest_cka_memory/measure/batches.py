@@ -105,6 +105,7 @@ class BatchSamples:
                 peak_bytes=boundary.peak_bytes,
                 garbage_bytes=boundary.garbage_bytes,
                 may_have_garbage=boundary.may_have_garbage,
+                uncertain_bytes=boundary.uncertain_bytes,
                 reserved_bytes=boundary.reserved_bytes,
             )
             for number, boundary in enumerate(self._boundaries, 1)
@@ -258,7 +259,8 @@ class BatchSamples:
         A census takes these for in use while the loop runs, because it does not look at them.
         Without this, a loop would grow that uses up such objects. Until the batch in which memory
         was last allocated among them, they were in use, and they are taken for garbage after it.
-        At the boundary between they may be either: then the growth is the smaller one.
+        At the boundary between they may be either: then the growth is the smaller one, and the
+        sample says by how much it may be wrong.
 
         Args:
             is_known: whether what is garbage now was garbage at the boundary of that index.
@@ -278,6 +280,9 @@ class BatchSamples:
                 end == count and is_known(last_batch)
             )
             begin = last_batch + (not is_garbage)
+            if last_batch < min(end, count - 1):
+                may_be_bytes = garbage.requested_bytes * (1 if is_garbage else -1)
+                self._boundaries[last_batch].uncertain_bytes += may_be_bytes
             if begin < end:
                 garbage_since[begin] += garbage.requested_bytes
                 garbage_since[end] -= garbage.requested_bytes
@@ -372,6 +377,7 @@ class _Boundary:
     garbage_bytes: int
     peak_bytes: int
     may_have_garbage: bool = False
+    uncertain_bytes: int = 0
     reserved_bytes: int | None = None
 
     def take_for_garbage(self, more_bytes: int) -> None:
