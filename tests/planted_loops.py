@@ -1,6 +1,7 @@
 """Loops that keep, replace or leave memory as the users of other projects have reported it.
 
-As a program, it prints what torch's own counters say of each on a card, without the plugin.
+As a program, it prints what torch itself says of each, without the plugin: its counters on a card,
+or with the argument ``cpu`` its profiler.
 """
 
 import gc
@@ -272,11 +273,52 @@ def on_card(
     return {"peak": peak, "reserve": reserve, "levels": [level - start[0] for level in levels]}
 
 
+def in_profiler(loop: Loop) -> dict[str, Any]:
+    """Run a loop on the CPU; return the peak and the levels that follow from torch's profiler.
+
+    It records each allocation and each release of torch's allocator, in bytes.
+    """
+    values = [torch.ones(SIZE)] * BATCHES
+    loop(values)
+    gc.collect()
+
+    def note_end() -> int:
+        with torch.profiler.record_function(_BATCH_ENDS):
+            return 0
+
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
+        loop(noting(values, note_end, []))
+    events = [
+        (event.start_ns(), event.nbytes() if event.name() == _MEMORY else None)
+        for event in profiler.profiler.kineto_results.events()
+        if event.name() in (_MEMORY, _BATCH_ENDS)
+    ]
+    level, peak, levels = 0, 0, []
+    for _, change in sorted(events, key=lambda event: event[0]):
+        if change is None:
+            levels.append(level)
+        else:
+            level += change
+            peak = max(peak, level)
+    return {"peak": peak, "levels": levels}
+
+
+_BATCH_ENDS, _MEMORY = "a batch ends", "[memory]"
+"""Names of events of the profiler."""
+
+
 def main() -> None:
-    """Print the figures of all loops as JSON."""
+    """Print the figures of all loops as JSON, in the last line."""
     device = torch.device("cuda")
+    on_cpu = sys.argv[1:] == ["cpu"]
+    if on_cpu:
+        torch.set_num_threads(1)  # the temporaries of operators depend on it
     with no_automatic_collections():
-        found = {name: on_card(loop, device, loop) for name, loop in LOOPS.items()}
+        found = {
+            name: in_profiler(loop) if on_cpu else on_card(loop, device, loop)
+            for name, loop in LOOPS.items()
+        }
     assert "pytest_cka_memory" not in sys.modules
     print(json.dumps(found))
 

@@ -93,6 +93,10 @@ class Sample:
     Growth is computed without it."""
     may_have_garbage: bool = False
     """Whether there may be more garbage than that: it was not looked for at this boundary."""
+    uncertain_bytes: int = 0
+    """How much more may have been in use than is taken for it, or less if negative: an object older
+    than the region kept it, which became garbage in this batch or the next. Growth takes what makes
+    it smaller."""
     reserved_bytes: int | None = None
     """Held by the allocator at the boundary; None if the device has no reserve."""
     outside_bytes: int | None = None
@@ -147,6 +151,18 @@ def growth_bytes_per_batch(
     """
     growth = judged_growth(samples, warmup, level)
     return None if growth is None else growth.bytes_per_batch
+
+
+def highest_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float | None:
+    """Return what the growth of what is in use may be, if what is uncertain is taken to raise it.
+
+    None below ``warmup + 4`` full batches.
+    """
+    if any(sample.uncertain_bytes for sample in samples):
+        samples = [
+            replace(it, garbage_bytes=it.garbage_bytes - it.uncertain_bytes) for it in samples
+        ]
+    return growth_bytes_per_batch(samples, warmup)
 
 
 def garbage_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float:

@@ -272,10 +272,10 @@ def _filled(region: Mapping[str, Any]) -> dict[str, Any]:
 
 def _outside_note(results: Iterable[Result]) -> str:
     """Return a note if memory outside torch's allocator rose by more than its reserve did."""
-    measured = [(result.name, result.record) for result in results]
+    measured = ((result, result.record) for result in results)
     rises = {
-        name: record.outside_increase_bytes
-        for name, record in measured
+        result.name: record.outside_increase_bytes
+        for result, record in measured
         if record.outside_increase_bytes
         and record.outside_increase_bytes > (record.reserved_increase_bytes or 0)
     }

@@ -4,6 +4,7 @@ from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import (
     garbage_growth_bytes_per_batch,
     growth_bytes_per_batch,
+    highest_growth_bytes_per_batch,
     judged_growth,
 )
 from pytest_cka_memory.core.holdings import Holding
@@ -65,6 +66,20 @@ def note_on_growth(record: RegionRecord, warmup: int, tolerance_bytes: int) -> s
         f"garbage in reference cycles rises by {format_exact(rise)} per batch, to {last}, until "
         f"Python's collector runs, and is not judged{named}; what to do: {_repair(record)} frees "
         "it; the marker no_cycles fails a test that leaves any"
+    )
+
+
+def note_on_older(record: RegionRecord, warmup: int, tolerance_bytes: int) -> str:
+    """Return what a limit on growth says if objects older than the region may hide some."""
+    growth = growth_bytes_per_batch(record.timeline, warmup) or 0.0
+    highest = highest_growth_bytes_per_batch(record.timeline, warmup) or 0.0
+    if growth > tolerance_bytes or highest <= tolerance_bytes:
+        return ""
+    batches = [str(sample.batch) for sample in record.timeline if sample.uncertain_bytes]
+    return (
+        f"growth may be up to {format_exact(highest)} per batch: objects older than the region "
+        "became garbage, with their tensors, just before or after the end of batch "
+        f"{', '.join(batches)}; what to do: create them inside the region, where that is counted"
     )
 
 

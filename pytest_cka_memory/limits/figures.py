@@ -14,6 +14,7 @@ from pytest_cka_memory.core.growth import (
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.sentences import (
     note_on_growth,
+    note_on_older,
     note_on_outside,
     note_on_reserve,
     part_of_message,
@@ -143,6 +144,7 @@ class FlatPerBatch(Limit):
         garbage = note_on_growth(record, self.warmup, self.tolerance_bytes)
         left_out = {
             "of garbage": garbage,
+            "of older objects": note_on_older(record, self.warmup, self.tolerance_bytes),
             "of the reserve": "reserved" not in self.others
             and note_on_reserve(record, self.warmup),
             "outside the allocator": "outside" not in self.others

@@ -31,16 +31,15 @@ _LONGEST_PERIOD = 12
 class BatchSamples:
     """Takes a sample at each batch boundary.
 
-    Garbage in reference cycles is not growth, but to look for it may take longer than a batch. So
-    only a sample above the checked ones of the last quarter of its size may need it: each of the
+    Garbage in reference cycles is not growth, but to look for it takes longer than a batch. Only
+    a sample above the checked ones of the last quarter of its size may need it: each of the
     first 40, and later one after every two thirds as many batches as there were. What was not
     needed is left for later. If the levels repeat every few batches, later checks are at batches
     that do the same as the highest of the first 40, because growth compares the highest levels.
 
-    What a check finds was garbage at its own boundary. At those before, it may have been in
-    use, and a loop's objects often become garbage when the loop ends. So no sample is corrected
-    by a later check: its level is only limited to those that were checked around it, and it is
-    marked, so that growth is not computed from it.
+    What a check finds was garbage at its own boundary. At those before, it may have been in use. So
+    no sample is corrected by a later check: its level is only limited to those that were checked
+    around it, and it is marked, so that growth is not computed from it.
 
     Args:
         peaks: those of the region.
@@ -86,8 +85,7 @@ class BatchSamples:
         """Whether one runs now, and how often the region may still wait for it."""
         self._waits = _WAITS
         self._looked_at_younger = -1
-        """The highest of the young generations that was collected, after which none of the objects
-        there is older than the region."""
+        """The highest young generation that was collected: what is there now is no older."""
         self._collected_older: list[tuple[OlderGarbage, int]] = []
         """What collections have freed of objects older than the region, and after how many
         boundaries."""
@@ -105,6 +103,7 @@ class BatchSamples:
                 peak_bytes=boundary.peak_bytes,
                 garbage_bytes=boundary.garbage_bytes,
                 may_have_garbage=boundary.may_have_garbage,
+                uncertain_bytes=boundary.uncertain_bytes,
                 reserved_bytes=boundary.reserved_bytes,
             )
             for number, boundary in enumerate(self._boundaries, 1)
@@ -255,10 +254,10 @@ class BatchSamples:
     def _take_older_for_garbage(self, is_known: Callable[[int], bool]) -> None:
         """Take for garbage what objects keep alive that are older than the region, if there may be.
 
-        A census takes these for in use while the loop runs, because it does not look at them.
-        Without this, a loop would grow that uses up such objects. Until the batch in which memory
-        was last allocated among them, they were in use, and they are taken for garbage after it.
-        At the boundary between they may be either: then the growth is the smaller one.
+        A census does not look at these while the loop runs. Without this, a loop would grow that
+        uses up such objects. Until the batch in which memory was last allocated among them, they
+        were in use, and they are taken for garbage after it. At the boundary between they may be
+        either: then the growth is the smaller one, and the sample is marked.
 
         Args:
             is_known: whether what is garbage now was garbage at the boundary of that index.
@@ -278,6 +277,9 @@ class BatchSamples:
                 end == count and is_known(last_batch)
             )
             begin = last_batch + (not is_garbage)
+            if last_batch < min(end, count - 1):
+                sign = 1 if is_garbage else -1
+                self._boundaries[last_batch].uncertain_bytes += sign * garbage.requested_bytes
             if begin < end:
                 garbage_since[begin] += garbage.requested_bytes
                 garbage_since[end] -= garbage.requested_bytes
@@ -372,6 +374,7 @@ class _Boundary:
     garbage_bytes: int
     peak_bytes: int
     may_have_garbage: bool = False
+    uncertain_bytes: int = 0
     reserved_bytes: int | None = None
 
     def take_for_garbage(self, more_bytes: int) -> None:

@@ -7,8 +7,8 @@ Garbage in reference cycles is counted without collecting it (`Census`) and desc
 import gc
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.figures import RegionRecord
@@ -24,7 +24,7 @@ from pytest_cka_memory.meters.base import (
     Peaks,
 )
 from pytest_cka_memory.meters.blocks.python_objects import BEGIN, LATER, CompiledCensus, up_to
-from pytest_cka_memory.meters.collector import without_collections
+from pytest_cka_memory.meters.collector import collected_objects, without_collections
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.release import Freed
@@ -71,8 +71,7 @@ class Notifier(Protocol):
 Look = Callable[[list[Any], Collection[int]], None]
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """A block that garbage keeps alive."""
 
     address: int
@@ -110,16 +109,17 @@ class Census(GarbageCounter):
         self._freed_with, self._look = freed_with, look
         self._blocks: dict[int, _Block] = {}
         """By the number of the allocation, what was found."""
+        self._is_own: dict[Any, bool] = {}
+        """Whether a device of torch is that of the meter."""
         self._known = Garbage()
-        self._collected = _collected_objects()
+        self._collected = collected_objects()
         self._cost_of_all = 0
         """What it has cost to look at all objects of the region."""
         self._cost = 0
         """That of all such counts."""
-        self._seen: set[int] = set()
-        """Identities of objects that were garbage, until any is collected."""
         self._waiting: set[int] = set()
-        """Those of objects that would be freed if something in C++ did not reference them."""
+        """Identities of objects that would be freed if C++ did not reference them, until any object
+        is collected."""
         self._seen_at = 0
         """How many objects had been collected then."""
         self._is_later = False
@@ -133,11 +133,13 @@ class Census(GarbageCounter):
         self._missed_since: int | None = None
 
     def known(self, *, is_collecting: bool = False) -> Garbage:
-        collected = _collected_objects() if self._blocks else self._collected
+        collected = collected_objects() if self._blocks else self._collected
         # Garbage that was not collected is still there.
         if is_collecting or collected != self._collected:
             self._collected = collected
-            self._set_blocks(filter(self._is_live, self._blocks.values()))
+            blocks = self._blocks.values()
+            self._blocks, self._known = {}, Garbage()
+            self._add_blocks(filter(self._is_live, blocks))
         return self._known
 
     def count(self, boundaries: int, *, of_all: bool = False) -> Garbage | None:
@@ -161,7 +163,7 @@ class Census(GarbageCounter):
         self._serial_before = 0 if is_all else self._meter.serial()
         self._all_until = boundaries if is_all else self._all_until
         self._counted_at = boundaries
-        self._set_blocks([*self._blocks.values(), *new])
+        self._add_blocks(new)
         if blocks:
             self._look(garbage, self._blocks.keys())
         return True
@@ -245,14 +247,14 @@ class Census(GarbageCounter):
 
         Of the garbage, only what is new is followed, unless more of it references the same objects.
         """
-        garbage, cost = self._census.unreachable(since)
-        collected = _collected_objects()
+        collected = collected_objects()
         # Other objects may have got the same identities. If other threads leave cycles, this is at
         # each count. It then follows again what is still there, in the time that is allowed.
         if collected != self._seen_at:
-            self._seen, self._waiting, self._seen_at = set(), set(), collected
-        new = [value for value in garbage if id(value) not in self._seen]
-        self._seen.update(map(id, new))
+            self._census.forget()
+            self._waiting, self._seen_at = set(), collected
+        new: list[Any] = []
+        garbage, cost = self._census.unreachable(since, new)
         freed = self._freed_with(new)
         cost += _PER_FOLLOWED * freed.followed
         if len(new) < len(garbage) and not self._waiting.isdisjoint(freed.waiting):
@@ -265,25 +267,29 @@ class Census(GarbageCounter):
         return garbage, self._blocks_of(freed.storages) if freed.is_complete else None
 
     def _blocks_of(self, storages: Iterable[Any]) -> list[_Block]:
-        device = self._meter.torch_device
         blocks = []
         for storage in storages:
-            if str(storage.device) != device or not storage.nbytes():
+            size, device = storage.nbytes(), storage.device
+            if device not in self._is_own:  # its text takes longer than all else
+                self._is_own[device] = str(device) == self._meter.torch_device
+            if not size or not self._is_own[device]:
                 continue
             address = storage.data_ptr()
             block = self._meter.block_at(address)
             if block is not None:
                 # Of lent memory, a block is the part that no older window covers.
-                size = min(storage.nbytes(), block[0])
-                blocks.append(_Block(address, block[1], block[0], size))
+                blocks.append(_Block(address, block[1], block[0], min(size, block[0])))
         return blocks
 
-    def _set_blocks(self, blocks: Iterable[_Block]) -> None:
-        self._blocks = {block.serial: block for block in blocks}
-        self._known = Garbage(
-            sum(block.allocated_bytes for block in self._blocks.values()),
-            sum(block.requested_bytes for block in self._blocks.values()),
-        )
+    def _add_blocks(self, blocks: Iterable[_Block]) -> None:
+        allocated_bytes, requested_bytes = self._known
+        for block in blocks:
+            if block.serial in self._blocks:
+                continue
+            self._blocks[block.serial] = block
+            allocated_bytes += block.allocated_bytes
+            requested_bytes += block.requested_bytes
+        self._known = Garbage(allocated_bytes, requested_bytes)
 
     def _is_live(self, block: _Block) -> bool:
         block_there = self._meter.block_at(block.address)
@@ -312,12 +318,6 @@ def _connected(objects: list[Any]) -> list[list[Any]]:
                 large += small
                 group.update((id(member), large) for member in small)
     return list({id(members): members for members in group.values()}.values())
-
-
-def _collected_objects() -> int:
-    young, middle, old = gc.get_stats()  # at each boundary, so without a loop
-    collected: int = young["collected"] + middle["collected"] + old["collected"]
-    return collected
 
 
 class FoundGarbage(Addition):

@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
@@ -219,8 +219,7 @@ class _SharedPeaks(Peaks):
         self._sample_peak = max(self._sample_peak, reading.peak_bytes)
         reserved = [highest.peak_reserved_bytes, reading.peak_reserved_bytes]
         known = [size for size in reserved if size is not None]
-        self._highest = replace(
-            reading,
+        self._highest = reading._replace(
             peak_bytes=max(highest.peak_bytes, reading.peak_bytes),
             peak_reserved_bytes=max(known, default=None),
         )

@@ -38,7 +38,12 @@ def tensor_uses(tensor: torch.Tensor) -> Uses:
 
 def storage_uses(storage: torch.UntypedStorage) -> Uses:
     """Return the references to a storage; those in C++ are tensors'."""
-    return _uses(torch_private.storage_use_count(torch_private.storage_key(storage)))
+    return _uses(storage_use_count(storage))
+
+
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """Return the references to a storage, with that of its Python object."""
+    return torch_private.storage_use_count(torch_private.storage_key(storage))
 
 
 def _uses(count: int) -> Uses:
@@ -80,6 +85,11 @@ def type_of_nodes() -> type:
         return type((torch.ones(1, device="cpu", requires_grad=True) * 2).grad_fn)
 
 
+def way_of_nodes() -> "Way | None":
+    """Return how to read the references to nodes that are written in C++; None if unknown."""
+    return _ways()[0]
+
+
 def address_of_node(node: Any) -> int | None:
     """Return the address of an autograd node in C++; None if it cannot be known."""
     way = _way_for(node)
@@ -90,6 +100,12 @@ def is_packed(saved: Any) -> bool:
     """Whether a hook of the user has packed what a node has saved; False if it is not known."""
     places = _places_in_saved()
     return places is not None and _word(_start(saved) + places.hooks) != 0
+
+
+def place_of_hooks() -> int | None:
+    """Return where in what a node has saved the user's hooks are, in bytes; None if unknown."""
+    places = _places_in_saved()
+    return None if places is None else places.hooks
 
 
 def node_of_packed(saved: Any) -> int | None:
@@ -117,7 +133,7 @@ def pack_hook_of(saved: Any) -> Any:
     return ctypes.cast(hook, ctypes.py_object).value if hook else None
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """How to read the references to a node, from its Python object."""
 
     place_of_node: int
@@ -140,13 +156,13 @@ def _word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
-def _way_for(node: Any) -> _Way | None:
+def _way_for(node: Any) -> Way | None:
     is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
     return _ways()[1 if is_custom else 0]
 
 
 @cache
-def _ways() -> tuple[_Way | None, _Way | None]:
+def _ways() -> tuple[Way | None, Way | None]:
     """Return how to read nodes that are written in C++, and those of custom functions."""
     with torch.enable_grad():
         leaf = torch.ones(1, device="cpu", requires_grad=True)
@@ -164,7 +180,7 @@ class _Custom(torch.autograd.Function):
         return grad
 
 
-def _tried(make: Callable[[], torch.Tensor], size: int | None = None) -> _Way | None:
+def _tried(make: Callable[[], torch.Tensor], size: int | None = None) -> Way | None:
     """Return a way that counts the references of a node right; None if there is none.
 
     Args:
@@ -182,7 +198,7 @@ def _tried(make: Callable[[], torch.Tensor], size: int | None = None) -> _Way | 
                     del alone
                     # An intrusive pointer leads to the counts; beside a shared one is another.
                     place_of_node = place if of_cpp and of_object else place - _WORD
-                    return _Way(place_of_node, place, of_object, of_cpp)
+                    return Way(place_of_node, place, of_object, of_cpp)
     return None
 
 

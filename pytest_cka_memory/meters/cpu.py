@@ -1,7 +1,6 @@
 """The meter for the CPU where torch's allocator can be counted."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -154,9 +153,8 @@ class _RegionPeaks(BlockPeaks):
     def read(self) -> Reading:
         levels = self._region.read()
         without_scratch_bytes = self._region.peak_without_scratch()
-        return replace(
-            _reading(levels.level, levels.peak), peak_without_scratch_bytes=without_scratch_bytes
-        )
+        reading = _reading(levels.level, levels.peak)
+        return reading._replace(peak_without_scratch_bytes=without_scratch_bytes)
 
     def sampled(self, levels: Levels) -> Reading:
         return _reading(levels.level, levels.peak, self._other_memory.prefetched_bytes())

@@ -102,11 +102,12 @@ class Patch:
 
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         self._owner, self._name, self.function = owner, name, function
-        self._before = vars(owner).get(name)  # None if the attribute is inherited
+        self._attributes = vars(owner)
+        self._before = self._attributes.get(name)  # None if the attribute is inherited
 
     def fits(self) -> bool:
         """Whether the attribute is what it was when this was created, so that it can be applied."""
-        return vars(self._owner).get(self._name) is self._before
+        return self._attributes.get(self._name) is self._before
 
     def apply(self) -> None:
         """Replace the attribute."""
@@ -117,7 +118,7 @@ class Patch:
 
         If other code has patched the attribute since, its patch has to be undone first.
         """
-        current = vars(self._owner).get(self._name)
+        current = self._attributes.get(self._name)
         if current is self._before:  # it was never applied, or undone without this returning
             return True
         if current is not self.function:
@@ -135,9 +136,6 @@ class SharedPatches(Locking, ABC):
     An exception at any line leaves at most what the next start or stop repairs.
     """
 
-    kind: type[Patch] = Patch
-    """What :meth:`patch` makes."""
-
     def __init__(self) -> None:
         super().__init__()
         _all.add(self)
@@ -154,7 +152,7 @@ class SharedPatches(Locking, ABC):
         """Return a patch of an attribute by what `wrapper` returns for it; the last if it fits."""
         patch = self._last.get((owner, name))
         if patch is None or not patch.fits():
-            patch = self._last[owner, name] = self.kind(owner, name, wrapper(getattr(owner, name)))
+            patch = self._last[owner, name] = Patch(owner, name, wrapper(getattr(owner, name)))
         return patch
 
     @abstractmethod
@@ -169,7 +167,7 @@ class SharedPatches(Locking, ABC):
                 shared.undo_if_unused()
         with self._lock:
             if not (self._users and self._are_complete):
-                self._undo()
+                self.undo_patches()
                 self._apply()
                 self._are_complete = True
             self._users.add(user)
@@ -179,7 +177,7 @@ class SharedPatches(Locking, ABC):
         with self._lock:
             self._users.remove(user)
             if not self._users:
-                self._undo()
+                self.undo_patches()
 
     def has_patches(self) -> bool:
         """Whether any patch is not undone yet."""
@@ -189,15 +187,18 @@ class SharedPatches(Locking, ABC):
         """Undo what is left of users that were freed without stopping."""
         with self._lock:
             if not self._users:
-                self._undo()
+                self.undo_patches()
 
     def _apply(self) -> None:
         for patch in self.make_patches():
             self._patches.append(patch)
             patch.apply()
 
-    def _undo(self) -> None:
+    def undo_patches(self) -> None:
+        """Undo what was applied, as far as other code does not hide it; the lock is held."""
         self._are_complete = False
+        if not self._patches:
+            return
         newest_first = self._patches[::-1]
         self._patches = [patch for patch in newest_first if not patch.undo()][::-1]
 

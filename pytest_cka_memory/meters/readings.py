@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import AllocationGroup
 from pytest_cka_memory.core.memory_timeline import Recording
@@ -12,8 +12,7 @@ from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.reserve import ReserveState
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """The state of a device's memory at one moment, in bytes."""
 
     allocated_bytes: int
@@ -77,8 +76,7 @@ class RefusalFile:
     seconds: float = 0.0  # that it took, each time together
 
 
-@dataclass(frozen=True)
-class Garbage:
+class Garbage(NamedTuple):
     """Memory that is live and that only garbage in reference cycles keeps alive, in bytes."""
 
     allocated_bytes: int = 0

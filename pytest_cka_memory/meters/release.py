@@ -11,14 +11,22 @@ import sys
 import types
 import weakref
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from itertools import takewhile
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from pytest_cka_memory.meters import cpp_counts, torch_keepers, torch_private
-from pytest_cka_memory.meters.blocks.python_objects import CompiledRelease
+from pytest_cka_memory.meters.blocks.python_objects import (
+    Asked,
+    CompiledRelease,
+    HowToFollow,
+    learn,
+    learn_saved,
+)
 from pytest_cka_memory.meters.objects import (
-    NO_STORAGE,
     PLAIN_TENSORS,
     grad_fn_of,
     gradient_of,
@@ -45,6 +53,7 @@ def freed_with(garbage: Sequence[Any]) -> Freed:
     if not garbage:
         return Freed([], is_complete=True, followed=0, waiting=frozenset())
     with torch_private.no_torch_function():  # the user's modes must not see these calls
+        _learn_types()
         return _Release(garbage).freed()
 
 
@@ -73,6 +82,8 @@ _OPAQUE = (
 _OPAQUE_NODES = ("CopySlices", "CppFunction")
 """Names of types of nodes that do not show what they keep: the first has a node inside, the second
 is that of nodes which torch has no type for, such as those of ``torch._foreach_mul``."""
+_ON_HEAP = 1 << 9
+"""The flag of types that are not static in C++: ``Py_TPFLAGS_HEAPTYPE``."""
 _DEEPEST = 2_000
 """No graph is followed deeper. torch makes a Python object for each node that is looked at, and
 keeps it in some versions: a chain of 50,000 of them overflows the stack when it is freed."""
@@ -108,62 +119,95 @@ def _node_kind(kind: type) -> _NodeKind | None:
     return found
 
 
+@cache
+def _learn_types() -> None:
+    """Let the library follow tensors and storages of torch's own types, and what nodes save."""
+    learn_saved(cpp_counts.place_of_hooks())
+    of_cpp = int(cpp_counts.keeps_objects())
+    steps = (
+        (Asked.MUST_BE, attrgetter("layout"), torch.strided),
+        (Asked.MUST_BE, torch_private.base_of, None),
+        (Asked.MUST_BE, attrgetter("is_quantized"), False),
+        (Asked.MUST_BE, attrgetter("is_nested"), False),
+        (Asked.MUST_BE, torch_private.is_lazy_clone, False),
+        (Asked.REFERENCE, plain_storage_of, None),
+        (Asked.REFERENCE, attrgetter("grad_fn"), None),
+        (Asked.REFERENCE, _gradient_of_plain, None),
+    )
+    for kind in PLAIN_TENSORS:
+        learn(kind, HowToFollow(steps, 1, of_cpp, torch_private.use_count))
+    memory = ((Asked.HAS_MEMORY, None, None),)
+    counter = cpp_counts.storage_use_count
+    learn(torch.UntypedStorage, HowToFollow(memory, 1, of_cpp, counter))
+
+
+def _learn(kind: type) -> None:
+    """Let the library follow the nodes of a type, if it is one of C++ that shows all."""
+    if kind.__flags__ & _ON_HEAP:  # defined in Python, perhaps by a user
+        return
+    node_kind, way = _node_kind(kind), cpp_counts.way_of_nodes()
+    if node_kind is None or node_kind.is_opaque or way is None:
+        return
+    if node_kind.saved and not torch_private.SHOWS_SAVED:
+        return
+    steps = [(Asked.NODES, attrgetter("next_functions"), None)]
+    if node_kind.has_leaf:
+        steps.append((Asked.REFERENCE, attrgetter("variable"), None))
+    steps += ((Asked.SAVED, attrgetter(name), None) for name in node_kind.saved)
+    how = HowToFollow(
+        *(tuple(steps), way.of_object, way.of_cpp),
+        place_of_counts=way.place_of_counts,
+        # What adds up a leaf's gradient is used by the graphs of all steps, and has no memory.
+        may_wait=not node_kind.has_leaf,
+    )
+    learn(kind, how)
+
+
+@cache
+def _special_types(array: type) -> tuple[type, ...]:
+    return torch.Tensor, torch_private.FUNCTION_BASE, array, *_OTHERS, *_OPAQUE
+
+
+def _gradient_of_plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    # Reading .grad of any other tensor prints a warning.
+    return tensor.grad if tensor.grad_fn is None or tensor.retains_grad else None
+
+
 class _Release:
-    """What loses references because garbage is freed. Lives only for one search."""
+    """What loses references because garbage is freed. Lives only for one search.
+
+    The library follows what it knows: this follows the other objects.
+    """
 
     def __init__(self, garbage: Sequence[Any]) -> None:
         numpy = sys.modules.get("numpy")
         self._array: type = _NoType if numpy is None else numpy.ndarray
-        bases = (torch.Tensor, torch_private.FUNCTION_BASE, self._array, *_OTHERS, *_OPAQUE)
-        self._python = CompiledRelease(garbage, bases, cpp_counts.type_of_nodes())
-        self._met: dict[int, Any] = {}
-        """By identity, objects that have lost references; so that no other gets that identity."""
-        self._lost_in_cpp: dict[int, int] = {}
-        self._freed: set[int] = set()
-        self._storages: list[torch.UntypedStorage] = []
-        self._is_complete = not any(map(_calls_back, garbage))
-        self._depths: dict[int, int] = {}
-        """By identity, how deep a node is below the garbage."""
+        bases = _special_types(self._array)
+        self._python = CompiledRelease(garbage, bases, cpp_counts.type_of_nodes(), _DEEPEST)
+        with_references = filter(weakref.getweakrefcount, garbage)
+        self._is_complete = not any(map(_calls_back, with_references))
 
     def freed(self) -> Freed:
         """Follow all references and return what has lost all of its own."""
-        found = self._python.found  # grows
-        for place, value in enumerate(found):
-            found[place] = None
-            self._met[id(value)] = value
-            self._free_unused([value])
-        return Freed(self._storages, self._is_complete, len(self._met), frozenset(self._waiting()))
+        python = self._python
+        while left_over := python.follow():
+            for value in left_over:
+                _learn(type(value))
+                if not python.is_freed(id(value)) and self._is_unused(value):
+                    self._free(value)
+        waiting, left_over = python.waiting()
+        waiting += filter(self._is_waiting, left_over)
+        idents = frozenset(map(id, waiting))
+        return Freed(python.storages, self._is_complete, len(python.met), idents)
 
-    def _waiting(self) -> Iterator[int]:
-        for ident, value in self._met.items():
-            if ident in self._freed:
-                continue
-            # What adds up a leaf's gradient is used by the graphs of all steps, and has no memory.
-            node_kind = _node_kind(type(value))
-            if node_kind is not None and node_kind.has_leaf:
-                continue
-            if self._python.left(ident) <= self._uses(value).python:
-                yield ident
-
-    def _free_unused(self, candidates: list[Any]) -> None:
-        """Free those that have lost all references, and what then has lost all of its own."""
-        while candidates:
-            value = candidates.pop()
-            ident = id(value)
-            if ident in self._freed or not self._is_unused(value):
-                continue
-            self._freed.add(ident)
-            if type(value) is torch.UntypedStorage:
-                self._storages.append(value)
-            self._python.free(ident)
-            candidates += self._lose_references(value)
+    def _is_waiting(self, value: Any) -> bool:
+        node_kind = _node_kind(type(value))
+        is_leaf = node_kind is not None and node_kind.has_leaf
+        return not is_leaf and self._python.left(id(value)) <= self._uses(value).python
 
     def _is_unused(self, value: Any) -> bool:
-        ident = id(value)
         uses = self._uses(value)
-        if uses.cpp > self._lost_in_cpp.get(ident, 0):
-            return False
-        return self._python.left(ident) <= uses.python
+        return self._python.is_unused(id(value), uses.cpp, uses.python)
 
     def _uses(self, value: Any) -> cpp_counts.Uses:
         kind = type(value)
@@ -175,25 +219,19 @@ class _Release:
             return cpp_counts.node_uses(value) or _UNKNOWN
         return _ONLY_PYTHON
 
-    def _lose_references(self, value: Any) -> list[Any]:
-        """Let all that an object references, and the collector does not see, lose a reference.
-
-        Returns:
-            What has lost one of C++.
-        """
+    def _free(self, value: Any) -> None:
+        """Let all that an object references lose a reference, as the collector sees it or not."""
+        python = self._python
+        if type(value) is torch.UntypedStorage:
+            python.storages.append(value)
+        python.free(id(value))
         values, in_python = self._references_of(value)
-        if not values:
-            return values
-        self._python.note(values)
-        met, lost = self._met, self._lost_in_cpp
-        for place, referenced in enumerate(values):
-            ident = id(referenced)
-            if place in in_python:
-                self._python.lose(ident)
-            else:
-                met[ident] = referenced
-                lost[ident] = lost.get(ident, 0) + 1
-        return [it for place, it in enumerate(values) if place not in in_python]
+        python.note(values)
+        for place in in_python:
+            python.lose(id(values[place]))
+        in_cpp = [it for place, it in enumerate(values) if place not in in_python]
+        nodes = list(takewhile(lambda it: _node_kind(type(it)) is not None, in_cpp))
+        python.lose_in_cpp(in_cpp, len(nodes), python.depth(id(value)) + 1)
 
     def _references_of(self, value: Any) -> tuple[list[Any], Collection[int]]:
         """Return what an object references, and at which places those that count in Python are.
@@ -201,8 +239,6 @@ class _Release:
         When this has returned, nothing else of this search references a new one of them.
         """
         kind = type(value)
-        if kind in PLAIN_TENSORS and (plain := _of_plain_tensor(value)) is not None:
-            return plain, ()
         if kind is torch.UntypedStorage:
             return [], ()
         if issubclass(kind, torch.Tensor):
@@ -236,13 +272,10 @@ class _Release:
     def _of_node(self, node: Any) -> tuple[list[Any], Collection[int]]:
         """Return what :meth:`_references_of` does, of an autograd node."""
         kind = _node_kind(type(node))
-        depth = self._depths.get(id(node), 0)
-        if kind is None or kind.is_opaque or depth >= _DEEPEST:
+        if kind is None or kind.is_opaque or self._python.depth(id(node)) >= _DEEPEST:
             self._is_complete = False
             return [], ()
         values = [found for found, _ in node.next_functions if found is not None]
-        for found in values:
-            self._depths[id(found)] = max(self._depths.get(id(found), 0), depth + 1)
         following, in_python = len(values), set()
         if kind.has_leaf and (leaf := node.variable) is not None:
             values.append(leaf)
@@ -286,30 +319,6 @@ class _Release:
             self._is_complete = False  # to read it would run the hook
 
 
-def _of_plain_tensor(tensor: torch.Tensor) -> list[Any] | None:
-    """Return what a tensor of torch's own types references, in a fraction of the time.
-
-    None if it is a view or has no plain storage. To read the others runs no operator and calls
-    nothing of the user's, so nothing has to be kept from seeing it.
-    """
-    if tensor.layout is not torch.strided or torch_private.base_of(tensor) is not None:
-        return None
-    if tensor.is_quantized or tensor.is_nested or _is_lazy_clone(tensor):
-        return None
-    try:
-        values: list[Any] = [plain_storage_of(tensor)]
-        node = tensor.grad_fn
-        # Reading .grad of any other tensor prints a warning.
-        gradient = tensor.grad if node is None or tensor.retains_grad else None
-    except NO_STORAGE:
-        return None
-    if node is not None:
-        values.append(node)
-    if gradient is not None:
-        values.append(gradient)
-    return values
-
-
 def _is_lazy_clone(tensor: torch.Tensor) -> bool:
     try:
         return torch_private.is_lazy_clone(tensor)
@@ -333,7 +342,7 @@ def _has_hidden_parts(tensor: torch.Tensor) -> bool:
 
 def _calls_back(value: Any) -> bool:
     """Whether something is called, and may drop more, when an object is freed."""
-    return weakref.getweakrefcount(value) > 0 and any(
+    return any(
         issubclass(type(reference), weakref.ref)  # not a proxy, which would answer for its object
         and reference.__callback__ is not None
         # Dynamo notes a number for each module.

@@ -155,6 +155,9 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
     keepers: dict[int, set[tuple[int, str]]] = {}
     errors: dict[int, BaseException] = {}
     for name, value in vars(item).items():
+        kind = type(value)
+        if kind not in _SEARCHED and not issubclass(kind, BaseException):
+            continue  # quickly: for every test, without a call
         if name not in _NOT_SEARCHED and _may_contain(value):
             for error, keeper in _errors_in(value, _MOST_NESTED, (id(item), name)):
                 keepers.setdefault(id(error), set()).add(keeper)

@@ -32,7 +32,7 @@ def figures_alone() -> dict[str, Any]:
         text=True,
         check=True,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -13,8 +13,13 @@ from garbage_programs import BATCHES, SIZE, STEPS, graph, no_automatic_collectio
 from growth_programs import WAYS, Cycle, Part, growth
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.core.sentences import note_on_growth, note_on_peak, part_of_message
+from pytest_cka_memory.core.growth import Sample, highest_growth_bytes_per_batch
+from pytest_cka_memory.core.sentences import (
+    note_on_growth,
+    note_on_older,
+    note_on_peak,
+    part_of_message,
+)
 from pytest_cka_memory.limits.figures import Maximum
 from pytest_cka_memory.measure import evidence
 from pytest_cka_memory.meters.blocks.python_objects import CompiledCensus
@@ -316,6 +321,39 @@ def test_an_owner_that_is_in_use_until_the_loop_ends_is_growth(
                     owner.value.append(value * 2)
                 owner = None
             assert region.growth_bytes_per_batch == BYTES, batches
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_growth_that_older_garbage_may_hide_is_noted(
+    cpu: MemoryProbe, counts_garbage: bool, is_older: bool
+) -> None:
+    """An owner that the last batch drops was in use before, or not: if it is older, a limit says
+    what the growth may be. If it is younger than the region, the growth is exact.
+    """
+    if not counts_garbage:
+        pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
+    with no_automatic_collections(always_freezes=True):
+        owner = Owner([]) if is_older else None
+        with cpu.measure() as region:
+            owner = owner or Owner([])
+            for batch in range(5):
+                if batch == 4:
+                    owner = None
+                else:
+                    owner.value.append(torch.ones(SIZE))
+                region.batch_done()
+    uncertain = [sample.uncertain_bytes for sample in region.timeline]
+    note = note_on_older(region.record, warmup=1, tolerance_bytes=0)
+    if is_older:
+        assert uncertain == [0, 0, 0, 4 * BYTES, 0]
+        assert region.growth_bytes_per_batch == -3 * BYTES / 2
+        assert highest_growth_bytes_per_batch(region.timeline) == BYTES / 2
+        assert note.startswith("growth may be up to 131,072 bytes (0.13 MB) per batch")
+        assert "end of batch 4; what to do: create them inside the region" in note
+        assert not note_on_older(region.record, warmup=1, tolerance_bytes=BYTES)
+    else:
+        assert (uncertain, note) == ([0] * 5, "")
+        assert region.growth_bytes_per_batch == BYTES / 2
 
 
 def test_a_level_that_falls_and_rises_again_is_not_garbage(cpu: MemoryProbe) -> None:

@@ -8,6 +8,7 @@ counted, but they are no growth.
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -119,21 +120,8 @@ _HEADER_BYTES = 64
 the sharing strategy ``file_system``."""
 
 
-class CompilablePatch(Patch):
-    """Tells ``torch.compile`` about the function that is no longer replaced."""
-
-    def undo(self) -> bool:
-        """Restore the attribute; return whether that was possible."""
-        is_undone = super().undo()
-        if is_undone:
-            torch_private.keep_compilable(self.function)
-        return is_undone
-
-
 class LentMemory(SharedPatches):
     """Reports to a counter what other libraries lend to tensors, and which storages are shared."""
-
-    kind = CompilablePatch
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()
@@ -151,6 +139,12 @@ class LentMemory(SharedPatches):
             self._made, self._script_table = [], table
             self._made = list(self.new_patches())
         yield from self._made
+
+    def undo_patches(self) -> None:
+        super().undo_patches()
+        if torch_keepers.DYNAMO in sys.modules:  # at each end of a region
+            for patch in self._made:
+                torch_private.keep_compilable(patch.function)
 
     def new_patches(self) -> Iterator[Patch]:
         """Yield patches that are not known yet, or do not fit any more."""
@@ -229,6 +223,8 @@ class OtherMemory(LentMemory):
         super().__init__(counter)
         self._emptied = EmptiedStorages(counter, torch.device("cpu"))
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_loading = False
+        """Whether there was an iterator: to count them takes longer, at each batch boundary."""
 
     def new_patches(self) -> Iterator[Patch]:
         yield from super().new_patches()
@@ -241,7 +237,7 @@ class OtherMemory(LentMemory):
 
         Their number varies by chance, so it must not be taken for growth.
         """
-        if not self._iterators:
+        if not self._is_loading:
             return 0
         storages = {
             storage.data_ptr(): storage.nbytes() + storage.data_ptr() - self._block_of(storage)
@@ -254,6 +250,7 @@ class OtherMemory(LentMemory):
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
             self._iterators.add(iterator)
+            self._is_loading = True
             return original(iterator)
 
         return __next__

@@ -3,9 +3,10 @@
 import ctypes
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_cka_memory.meters import collector
 from pytest_cka_memory.meters.blocks.library import functions
@@ -43,7 +44,7 @@ class CompiledCensus:
     def begin(cls) -> "CompiledCensus | None":
         """Return a census; None without the compiled library, or if Python's lists are unknown."""
         library = functions()
-        if not PROMOTED_TOGETHER or not hasattr(library, "census_begin"):
+        if not PROMOTED_TOGETHER or not hasattr(library, "release_learn"):
             return None
         handle = library.census_begin(*gc.get_threshold())
         return None if handle is None else cls(library, handle)
@@ -55,35 +56,116 @@ class CompiledCensus:
         """Take note of this moment: see ``LATER``."""
         self._library.census_advance(self._handle)
 
-    def unreachable(self, since: int) -> tuple[list[Any], int]:
+    def unreachable(self, since: int, fresh: list[Any] | None = None) -> tuple[list[Any], int]:
         """Return the objects that are garbage, and how many objects were looked at.
 
-        The list references them: a collection while it exists does not free them.
+        The list references them: a collection while it exists does not free them. Those that were
+        not found since :meth:`forget` was last called are added to `fresh`.
         """
         found: list[Any] = []
-        return found, self._library.census_unreachable(self._handle, since, found)
+        added_to = None if fresh is None else id(fresh)
+        return found, self._library.census_unreachable(self._handle, since, found, added_to)
+
+    def forget(self) -> None:
+        """Forget what was found, because other objects may have got the same identities."""
+        self._library.census_forget(self._handle)
+
+
+class Asked(IntEnum):
+    """What a function tells of an object with which the library calls it."""
+
+    MUST_BE = 0
+    """Whether the library can follow it: if it returns the expected object."""
+    REFERENCE = 1
+    """An object that it references in C++, or None."""
+    NODES = 2
+    """Tuples whose first items it references in C++, if they are not None."""
+    SAVED = 3
+    """What an autograd node has saved."""
+    HAS_MEMORY = 4
+    """Nothing: the object has memory."""
+
+
+class HowToFollow(NamedTuple):
+    """How to find what objects of a type reference, and how many references to them are in C++."""
+
+    steps: tuple[tuple[Asked, Callable[[Any], object] | None, object], ...]
+    """What is asked, the function, and the object that it must return."""
+    of_object: int
+    """How many of the references in C++ are those of the Python object itself."""
+    of_cpp: int
+    """How many references to the Python object are C++'s, as long as there are any in C++."""
+    counter: Callable[[Any], int] | None = None
+    """Returns the number of references in C++; None if it is read:"""
+    place_of_counts: int = 0
+    """where in the object the address is behind which they are counted."""
+    may_wait: bool = True
+    """Whether to say of an object that only references in C++ keep it."""
+
+
+def learn(kind: type, how: HowToFollow) -> None:
+    """Let the library follow objects of a type, which has to exist as long as the process."""
+    functions().release_learn(
+        *(kind, None if how.counter is None else id(how.counter), how.place_of_counts),
+        *(how.of_object, how.of_cpp, how.may_wait, how.steps),
+    )
+
+
+def learn_saved(place_of_hooks: int | None) -> None:
+    """Let the library read what nodes have saved; hooks are at that place in C++."""
+    place = -1 if place_of_hooks is None else place_of_hooks
+    functions().release_learn_saved(place, _DATA, RuntimeError, None)
+
+
+_DATA = sys.intern("data")
 
 
 class CompiledRelease:
-    """Follows what is freed with garbage, as far as references of Python lead.
+    """Follows what is freed with garbage.
 
     Args:
         garbage: objects that are to be taken for freed.
-        bases: types; the caller follows their objects, and those of types derived from them.
+        bases: types; objects of these and of derived types are special: they reference others in
+            C++, and the caller follows them unless it is learned how to.
         like: a type; those that the collector traverses by the same function are treated so, too.
+        deepest: deeper nodes are also followed by the caller.
     """
 
-    def __init__(self, garbage: Sequence[Any], bases: tuple[type, ...], like: type) -> None:
+    def __init__(
+        self, garbage: Sequence[Any], bases: tuple[type, ...], like: type, deepest: int
+    ) -> None:
         self._library = functions()
         self._bases = bases
         self._handle = None  # an exception may end the next call
-        self.found: list[Any] = []
-        """Special objects: those in the garbage, and others for each reference that they lose."""
-        self._handle = self._library.release_begin(garbage, bases, id(like), self.found)
+        self.met: list[Any] = []
+        """Special objects that have lost references."""
+        self.storages: list[Any] = []
+        """Those that are freed."""
+        self._handle = self._library.release_begin(
+            garbage, bases, id(like), deepest, self.met, self.storages
+        )
 
     def __del__(self) -> None:
         if self._handle is not None:
             self._library.release_end(self._handle)
+
+    def follow(self) -> list[Any]:
+        """Follow all that has lost its references; return objects that the caller has to follow."""
+        left_over: list[Any] = []
+        self._library.release_follow(self._handle, left_over)
+        return left_over
+
+    def is_freed(self, ident: int) -> bool:
+        """Whether an object is known to be freed."""
+        return bool(self._library.release_is_freed(self._handle, ident))
+
+    def is_unused(self, ident: int, in_cpp: int, of_cpp: int) -> bool:
+        """Whether an object has lost all references, of which these are in C++, and C++'s."""
+        return bool(self._library.release_is_unused(self._handle, ident, in_cpp, of_cpp))
+
+    def depth(self, ident: int) -> int:
+        """Return how deep a node is below the garbage."""
+        return int(self._library.release_depth(self._handle, ident))
 
     def note(self, values: list[Any]) -> None:
         """Note how many references objects have besides those of this list, the caller's only."""
@@ -91,16 +173,26 @@ class CompiledRelease:
 
     def left(self, ident: int) -> int:
         """Return how many references of Python an object still has, if it is noted or special."""
-        found: int = self._library.release_left(self._handle, ident)
-        return found
+        return int(self._library.release_left(self._handle, ident))
 
     def lose(self, ident: int) -> None:
         """Let an object that was noted lose a reference of Python."""
         self._library.release_lose(self._handle, ident)
 
+    def lose_in_cpp(self, values: list[Any], nodes: int = 0, depth: int = 0) -> None:
+        """Let noted objects lose a reference of C++; the first `nodes` are nodes at a depth."""
+        self._library.release_lose_in_cpp(self._handle, values, nodes, depth)
+
     def free(self, ident: int) -> None:
         """Let a special object lose all that it references in Python."""
         self._library.release_free(self._handle, ident)
+
+    def waiting(self) -> tuple[list[Any], list[Any]]:
+        """Return what only references of C++ keep, and what may be such an object."""
+        waiting: list[Any] = []
+        left_over: list[Any] = []
+        self._library.release_waiting(self._handle, waiting, left_over)
+        return waiting, left_over
 
 
 class CompiledWalk:

@@ -13,6 +13,8 @@
    modules.c  the paths of modules in their networks, for such regions
    objects.c  all objects of some Python types, to find tensors that existed before
    walk.c     what some objects of Python lead to, to find what holds a tensor
+   census.c   which objects of Python are garbage in reference cycles
+   release.c  what would be freed with them, in C++ too
 
    All functions may be called from any thread. There is one lock for blocks and regions, one for
    pinned memory and one for stacks. No code holds two, and none calls a function of Python while it

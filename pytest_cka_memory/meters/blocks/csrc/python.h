@@ -29,6 +29,8 @@ typedef void *Object;
     X(unsigned long, Type_GetFlags, (Object)) \
     X(int, Dict_Next, (Object, ptrdiff_t *, Object *, Object *)) \
     X(Object, Object_CallObject, (Object, Object)) \
+    X(Object, Object_CallOneArg, (Object, Object)) \
+    X(Object, Object_GetAttr, (Object, Object)) \
     X(Object, Object_Type, (Object)) \
     X(int, Object_IS_GC, (Object)) \
     X(int, Object_GC_IsTracked, (Object)) \
@@ -59,6 +61,7 @@ Object frame_that_waits(void);
 #define FAILED (-1) /* with an exception: there is no memory */
 
 typedef int (*Visit)(Object, void *);
+typedef int (*Traverse)(Object, Visit, void *);
 
 /* Addresses, in a table of which at most half is used. */
 typedef struct {
@@ -66,11 +69,36 @@ typedef struct {
     size_t capacity, count;
 } Set;
 
+/* An object with numbers that the user of a table notes. */
+typedef struct {
+    Object object;
+    int64_t left; /* at first how many references the object has */
+    int32_t lost;
+    int16_t depth;
+    int16_t state;
+} ObjectEntry;
+
+/* Entries in the order in which they were added. */
+typedef struct {
+    ObjectEntry *entries;
+    uint32_t *slots; /* number of the entry + 1, or 0; at most half of them are used */
+    size_t count, room, capacity;
+} ObjectTable;
+
+/* PyObject: the number of references is in the lower half of its first word, in some versions
+   together with other things; its type is the second word. */
+static inline int64_t references_to(Object object) { return *(uint32_t *)object; }
+static inline Object type_of(Object object) { return ((Object *)object)[1]; }
+
 int set_has(const Set *set, Object object);
 int set_add(Set *set, Object object);
+void set_clear(Set *set);
+ObjectEntry *table_entry(const ObjectTable *table, Object object);
+ObjectEntry *table_append(ObjectTable *table, Object object);
+void table_free(ObjectTable *table);
 int no_memory(void);
 int traverse(Object object, Visit visit, void *argument);
-void *traverse_of(Object type);
+Traverse traverse_of(Object type);
 
 /* modules.c: the caller holds the interpreter's lock. */
 void name_module(Object module);
