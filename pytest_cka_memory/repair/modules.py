@@ -58,9 +58,21 @@ def calls_followed(
 def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:
     """Return the class of a module; of one that is sharded, the class that it had before."""
     kind = type(module)
+    return kind.__bases__[1] if _is_sharded(kind) else kind
+
+
+def _is_sharded(kind: type) -> bool:
     bases = kind.__bases__
-    is_sharded = len(bases) == 2 and bases[0].__name__ == "FSDPModule"
-    return bases[1] if is_sharded else kind
+    return len(bases) == 2 and bases[0].__name__ == "FSDPModule"
+
+
+def with_own_forward(kind: type[torch.nn.Module]) -> list[type[torch.nn.Module]]:
+    """Return a class, and those that sharding has made of it if they have their own forward.
+
+    Transformers gives each subclass of its layers one, which calls that of the class as it is then.
+    """
+    subclasses = kind.__subclasses__()
+    return [kind, *(each for each in subclasses if _is_sharded(each) and "forward" in vars(each))]
 
 
 def of_class(root: torch.nn.Module, kind: type) -> list[torch.nn.Module]:

@@ -1,5 +1,6 @@
 """Compare the numbers of two runs: what a loss was, and every gradient."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ def values_kept(path: str) -> Iterator[None]:
     kept: dict[str, Any] = {"losses": [], "gradients": {}, "results": []}
     handles: list[Any] = []
     known: set[int] = set()
+    parameters: dict[str, weakref.ref[torch.Tensor]] = {}
     passes = [0]
 
     def begins(module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
@@ -30,6 +32,7 @@ def values_kept(path: str) -> Iterator[None]:
         for name, parameter in module.named_parameters():
             if id(parameter) not in known and parameter.requires_grad and parameter.is_leaf:
                 known.add(id(parameter))
+                parameters[f"{len(known)}.{name}"] = weakref.ref(parameter)
                 handles.append(_keep(kept["gradients"], f"{len(known)}.{name}", parameter))
 
     def ends(module: Any, outer: list[torch.nn.Module], given: Any, result: Any) -> None:
@@ -46,6 +49,8 @@ def values_kept(path: str) -> Iterator[None]:
                 return backward(tensors, *args, **kwargs)
             finally:
                 _remove(handles)
+                if passes[0] == 1:
+                    _keep_sharded(kept["gradients"], parameters)
 
         return record
 
@@ -66,6 +71,19 @@ def _keep(gradients: dict[str, torch.Tensor], name: str, parameter: torch.Tensor
 
     # Before it is accumulated: an optimizer may step then, and free it.
     return parameter.register_hook(keep)
+
+
+def _keep_sharded(
+    gradients: dict[str, torch.Tensor], parameters: dict[str, "weakref.ref[torch.Tensor]"]
+) -> None:
+    """Keep the gradients of parameters that ``fully_shard`` has spread: it calls no hook of them,
+    and sets what this process has of each gradient when it is reduced.
+    """
+    for name, reference in parameters.items():
+        parameter: Any = reference()
+        if name in gradients or not hasattr(parameter, "to_local") or parameter.grad is None:
+            continue
+        gradients[name] = parameter.grad.to_local().detach().cpu().clone()
 
 
 def _remove(handles: list[Any]) -> None:

@@ -2,10 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations
+from typing import Any
 
 from pytest_cka_memory.repair.changes import checkpointing, deletions, offered
 from pytest_cka_memory.repair.initializing import without_random_values
@@ -107,7 +109,6 @@ def keeps_numbers(trial: Trial) -> bool:
 
 
 _MOST_COMBINED = 3
-_MOST_SWAPS = 40
 _LEAST_COUNTED = 2
 """So many operations are counted even if there is no time left."""
 
@@ -149,6 +150,10 @@ class Search:
         self._goes_on = goes_on
         self._known: dict[frozenset[str], Trial] = {}
         self._number = 0
+        self._runs_counted = 0
+        self._again: dict[tuple[int, type], Counter[int] | None] = {}
+        """Root and class -> number of a module -> the operations that its checkpoint computes
+        again; None if they do not add up."""
         self.was_interrupted = False
         self.repairs = Repairs(Trial((), None, "not run"), budget_bytes=budget_bytes)
 
@@ -272,7 +277,7 @@ class Search:
             selection = change.part
             if isinstance(selection, checkpointing.Selection) and selection.numbers is None:
                 fits = partial(self._fits_with, (*beside,), change.numbers)
-                fewest(selection, fits, lambda: self._is_late)
+                checkpointing.fewest(selection, fits, lambda: self._is_late)
 
     def _fits_with(
         self, beside: tuple[Change, ...], numbers: str, chosen: checkpointing.Selection
@@ -368,81 +373,57 @@ class Search:
         recomputing.sort(key=lambda trial: (len(trial.changes) > 1, trial.peak_bytes))
         counted: dict[frozenset[str], int | None] = {}
         for trial in recomputing:
-            again = frozenset(change.name for change in trial.changes if change.recomputes)
+            some = [change for change in trial.changes if change.recomputes]
+            again = frozenset(change.name for change in some)
             if again not in counted:
-                if self._is_late and len(counted) >= _LEAST_COUNTED:
-                    continue
-                some = [change for change in trial.changes if change.recomputes]
-                self._progress(f"floating-point operations of: {', '.join(sorted(again))}")
-                counted[again] = flops_of(some, self._run)
+                flops = self._flops_of_checkpoints(some)
+                if flops is None and self._may_count():
+                    flops = self._counted(", ".join(sorted(again)), some)
+                counted[again] = flops
             self._replace(trial, counted[again])
         for trial in list(repairs.trials):
             if not any(change.recomputes for change in trial.changes):
                 self._replace(trial, repairs.as_it_is.flops)
 
+    def _may_count(self) -> bool:
+        return self._runs_counted < _LEAST_COUNTED or not self._is_late
+
+    def _counted(self, name: str, changes: Sequence[Change], **options: Any) -> int | None:
+        """Count the operations of a run, whose peak is not used: counting needs memory, too."""
+        self._progress(f"floating-point operations of: {name}")
+        self._runs_counted += 1
+        return flops_of(changes, self._run, **options)
+
+    def _flops_of_checkpoints(self, changes: Sequence[Change]) -> int | None:
+        """Return the operations of a run with checkpoints of some modules; None if not known.
+
+        One run with all modules of a class shows what each of them computes again.
+        """
+        base = self.repairs.as_it_is.flops
+        selection = changes[0].part
+        if len(changes) > 1 or not isinstance(selection, checkpointing.Selection) or base is None:
+            return None
+        if selection.kind in selection.root.nested.get(selection.kind, ()):
+            return None  # what is computed again depends on the checkpoints inside
+        key = (id(selection.root), selection.kind)
+        if key not in self._again:
+            if not self._may_count():
+                return None
+            again: Counter[int] = Counter()
+            name = f"checkpoint every {selection.kind.__name__}"
+            counting = partial(checkpointing.counting, selection, again)
+            total = self._counted(name, (), beside=counting)
+            self._again[key] = again if total == base + again.total() else None
+        known = self._again[key]
+        if known is None:
+            return None
+        if selection.numbers is None:
+            return base + known.total()
+        return base + sum(known[number] for number in selection.numbers)
+
     def _replace(self, trial: Trial, flops: int | None) -> None:
         trials = self.repairs.trials
         trials[trials.index(trial)] = replace(trial, flops=flops)
-
-
-def fewest(
-    every: checkpointing.Selection,
-    fits: Callable[[checkpointing.Selection], bool],
-    is_late: Callable[[], bool] = lambda: False,
-) -> tuple[int, ...] | None:
-    """Return the fewest modules whose checkpoints fit, by running the step; None if none fit.
-
-    Modules that save most come first, of equal ones those that run first: what the last one saves
-    is computed again while everything else is still live. Then single modules are exchanged.
-    """
-    count = every.count
-    saved = every.root.saved_bytes.get(every.kind, [])[:count]
-    saved += [0] * (count - len(saved))
-    ranked = sorted(range(count), key=lambda number: -saved[number])
-
-    def chosen(numbers: Iterable[int]) -> bool:
-        some = tuple(sorted(numbers))
-        selection = replace(every, numbers=None if len(some) == count else some)
-        return bool(some) and fits(selection)
-
-    # All of them may need more than some: what one computes again is live beside the rest.
-    some_that_fit = (
-        size for size in range(count, 0, -1) if not is_late() and chosen(ranked[:size])
-    )
-    high = next(some_that_fit, 0)
-    if not high:
-        others = (some for size in range(1, count) for some in combinations(ranked, size))
-        limited = islice(others, _MOST_SWAPS)
-        return next((tuple(sorted(it)) for it in limited if not is_late() and chosen(it)), None)
-    low = 0  # `high` fit, `low` do not
-    while high - low > 1 and not is_late():
-        middle = (low + high) // 2
-        if chosen(ranked[:middle]):
-            high = middle
-        else:
-            low = middle
-    best = tuple(ranked[:high])
-    tries = 0
-    while len(best) > 1:
-        for other in _neighbours(ranked, len(best) - 1):
-            tries += 1
-            if tries > _MOST_SWAPS or is_late():
-                return tuple(sorted(best))
-            if chosen(other):
-                best = other
-                break
-        else:
-            break
-    return tuple(sorted(best))
-
-
-def _neighbours(ranked: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Yield other choices of `count` modules, those first that exchange one of the best."""
-    first, rest = ranked[:count], ranked[count:]
-    for new in rest:
-        for number in range(count - 1, -1, -1):
-            yield (*first[:number], *first[number + 1 :], new)
-    yield from combinations(ranked, count)
 
 
 def _line(number: int, trial: Trial, seconds: float) -> str:

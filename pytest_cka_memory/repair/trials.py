@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch.utils.flop_counter import flop_registry
 
 from pytest_cka_memory.meters.patching import Patch
+from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 from pytest_cka_memory.repair.edits import Edit, lines_to_change
 
 EXACT = ""
@@ -154,21 +157,66 @@ def tried(
     return Trial(tuple(changes), figures, host_bytes=copied.bytes)
 
 
-def flops_of(changes: Sequence[Change], run: Runner) -> int | None:
-    """Return the floating-point operations of a run, by torch's own counter; None if it fails."""
-    from torch.utils.flop_counter import FlopCounterMode
+def flops_of(
+    changes: Sequence[Change],
+    run: Runner,
+    beside: Callable[[Callable[[], int]], AbstractContextManager[object]] | None = None,
+) -> int | None:
+    """Return the floating-point operations of a run, by torch's formulas; None if it fails.
 
-    counter = FlopCounterMode(display=False)
+    Args:
+        changes: what the run is tried under.
+        run: runs the step once.
+        beside: returns a context for the run; it gets a function that returns the operations that
+            were counted so far.
+    """
+    counter = _Operations()  # type: ignore[no-untyped-call]
     try:
         with ExitStack() as stack:
             for change in sorted(changes, key=lambda change: change.order):
                 stack.enter_context(change.trying(Copied()))
+            if beside is not None:
+                stack.enter_context(beside(lambda: counter.total))
             # A mode of its own may raise the peak, so these figures are not used.
             with counter:
                 run()
     except Exception:  # the counter refuses some code that runs without it
         return None
-    return int(counter.get_total_flops())
+    return counter.total
+
+
+class _Operations(TorchDispatchMode):
+    """Counts floating-point operations as torch's ``FlopCounterMode`` does.
+
+    That one also counts for each module, which takes longer than the run on an emulated device.
+    """
+
+    supports_higher_order_operators = True
+    _whole: ClassVar[set[Any]] = set()
+    """Operators that do not consist of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        packet = getattr(func, "overloadpacket", None)
+        if packet is None:  # an operator of a higher order, which calls others
+            return NotImplemented
+        formula = flop_registry.get(packet)
+        if formula is None and func not in self._whole:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            self._whole.add(func)
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=result))
+        return result
 
 
 @contextmanager
