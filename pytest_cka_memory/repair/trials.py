@@ -170,7 +170,7 @@ def flops_of(
         beside: returns a context for the run; it gets a function that returns the operations that
             were counted so far.
     """
-    counter = _Operations()  # type: ignore[no-untyped-call]
+    counter = _Operations()
     try:
         with ExitStack() as stack:
             for change in sorted(changes, key=lambda change: change.order):
@@ -196,7 +196,7 @@ class _Operations(TorchDispatchMode):
     """Operators that do not consist of others."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(
