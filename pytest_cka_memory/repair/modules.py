@@ -1,7 +1,7 @@
 """Calls of modules while a step runs: which module is the outermost, and how deep a call is."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,3 +78,25 @@ def with_own_forward(kind: type[torch.nn.Module]) -> list[type[torch.nn.Module]]
 def of_class(root: torch.nn.Module, kind: type) -> list[torch.nn.Module]:
     """Return the modules of exactly this class in `root`, in the order of ``root.modules()``."""
     return [module for module in root.modules() if class_of(module) is kind]
+
+
+_DEEPEST = 4
+
+
+def tensors_in(value: Any, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:
+    """Yield the tensors in what a function takes or returns, also those in objects of the user."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth:
+        for each in _parts_of(value):
+            yield from tensors_in(each, depth - 1)
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if isinstance(value, (torch.nn.Module, type)):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())

@@ -290,8 +290,7 @@ class Search:
         exact = [change for change in useful if keeps_numbers(Trial((change,), None))]
         for offers in (exact, useful):
             self._grow(self._best_of_groups(offers))
-        budget = self.repairs.budget_bytes
-        if budget is not None:
+        if self.repairs.budget_bytes is not None:
             self._combine_cheaply(useful)
 
     def _best_of_groups(self, changes: Sequence[Change]) -> list[Change]:

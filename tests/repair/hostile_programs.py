@@ -28,7 +28,7 @@ class StackedBlock(Block):
     """Its forward calls a function that keeps a tensor outside of autograd."""
 
     def forward(self, x):
-        return Stacked.apply(super().forward(x))
+        return super().forward(Stacked.apply(x))
 
 
 def keep_tensors_in_a_list():
@@ -54,7 +54,7 @@ class Masking(torch.autograd.Function):
 
 class MaskingBlock(Block):
     def forward(self, x):
-        return Masking.apply(super().forward(x))
+        return super().forward(Masking.apply(x))
 
 
 def keep_state_in_the_context():

@@ -1,8 +1,6 @@
 """Every change that is offered for a step keeps its numbers as promised, by running it."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import hostile_programs
 import pytest
