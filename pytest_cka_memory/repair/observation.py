@@ -382,6 +382,7 @@ class _Observer:
 
         def after_step(*_: Any) -> None:
             ends_passes()  # those of a closure
+            observed.until_step.has_stepped()
             self._in_optimizer -= 1
 
         from torch.optim.optimizer import (

@@ -126,6 +126,10 @@ class UntilStep:
         known = self._options.get(optimizer)
         if known is not None and known != _options_of(optimizer):
             self.because = "options of the optimizer change between backward and step"
+        self.has_stepped()
+
+    def has_stepped(self) -> None:
+        """Note that an optimizer has stepped: also one whose closure ran the backward pass."""
         self._is_waiting = False
 
     def note(self, func: Any, args: tuple[Any, ...]) -> None:
