@@ -204,9 +204,9 @@ class _Observer:
         # In a backward pass modules are called again by checkpoints of the user's own.
         if not outer and not self._in_backward:
             self._called_at = calling_site()
-            self._random = random_state(self.observed.device)
             if module not in self._known:
                 self._add_root(module)
+            self._random = random_state(self.observed.device)
         self.observed.unused.note(self.observed.device)
 
     def _add_root(self, module: torch.nn.Module) -> None:

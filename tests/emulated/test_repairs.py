@@ -142,6 +142,17 @@ def test_sharded_program_needs_on_each_of_two_ranks_what_was_tried_in_one_proces
     assert found["base"] > peaks[0] > peaks[1]
 
 
+def test_models_that_draw_nothing_are_split(python: Run, tmp_path: Path) -> None:
+    """Random numbers of the device are drawn by the model only if it has a layer that does so."""
+    noisy = MODEL.replace("x = block(x)", "x = nn.functional.dropout(block(x), 0.1)")
+    found = {}
+    for name, text in (("plain", MODEL), ("noisy", noisy)):
+        numbers = _trials(python, _written(tmp_path / name, text), 1)["numbers"]
+        found[name] = numbers["2 micro-batches"]  # type: ignore[index]
+    drawn = "changes the numbers: each part draws random numbers of its own"
+    assert found == {"plain": "last digits differ", "noisy": drawn}
+
+
 def test_one_card_is_not_shared(python: Run, tmp_path: Path) -> None:
     """``fully_shard`` is not offered if the user has one card."""
     found = _trials(python, _written(tmp_path / "as_it_is", MODEL), 1)
