@@ -1,5 +1,6 @@
 """Try changes, alone and in combinations, and find the cheapest that fit a budget."""
 
+import math
 import sys
 import time
 from collections import Counter
@@ -20,6 +21,9 @@ from pytest_cka_memory.repair.trials import (
     Runner,
     Trial,
     flops_of,
+    keeps_numbers,
+    limit_after,
+    line_of,
     tried,
 )
 
@@ -103,11 +107,6 @@ class Repairs:
         return (*work, trial.lines, trial.peak_bytes)
 
 
-def keeps_numbers(trial: Trial) -> bool:
-    """Whether the numbers stay the same, but perhaps for their last digits."""
-    return not any("change" in change.numbers for change in trial.changes)
-
-
 _MOST_COMBINED = 3
 _LEAST_COUNTED = 2
 """So many operations are counted even if there is no time left."""
@@ -149,19 +148,19 @@ class Search:
         self._cards = cards
         self._goes_on = goes_on
         self._known: dict[frozenset[str], Trial] = {}
+        self._limit_s = math.inf
         self._number = 0
         self._runs_counted = 0
         self._again: dict[tuple[int, type], Counter[int] | None] = {}
-        """Root and class -> number of a module -> the operations that its checkpoint computes
-        again; None if they do not add up."""
-        self.was_interrupted = False
+        """Root and class -> number of a module -> what its checkpoint computes again, if known."""
+        self.was_interrupted = self._was_late = False
         self.repairs = Repairs(Trial((), None, "not run"), budget_bytes=budget_bytes)
 
     def search(self) -> Repairs:
         """Return what was found, also if Ctrl-C has ended the search."""
         try:
             self._search()
-            self.repairs.is_complete = not self._is_late
+            self.repairs.is_complete = not self._was_late
         except KeyboardInterrupt:
             self.was_interrupted = True
             self._progress("interrupted: this is what is known so far")
@@ -169,7 +168,9 @@ class Search:
 
     @property
     def _is_late(self) -> bool:
-        return time.process_time() > self._deadline
+        """Whether there is no time left; what was left out for it is missing in the result."""
+        self._was_late = self._was_late or time.process_time() > self._deadline
+        return self._was_late
 
     def _search(self) -> None:
         observed = self._observe()
@@ -251,9 +252,14 @@ class Search:
         key = frozenset(change.name for change in changes)
         if key not in self._known:
             began = time.monotonic()
-            trial = self._known[key] = tried(changes, self._run, self._is_out_of_memory)
+            limit_s = self._limit_s
+            trial = tried(changes, self._run, self._is_out_of_memory, limit_s=limit_s)
+            self._known[key] = trial
             self._number += 1
-            self._progress(_line(self._number, trial, time.monotonic() - began))
+            took = time.monotonic() - began
+            if not changes:
+                self._limit_s = limit_after(took)
+            self._progress(line_of(self._number, trial, took))
             if changes:
                 self.repairs.trials.append(trial)
         return self._known[key]
@@ -416,15 +422,9 @@ class Search:
         known = self._again[key]
         if known is None:
             return None
-        if selection.numbers is None:
-            return base + known.total()
-        return base + sum(known[number] for number in selection.numbers)
+        numbers = known if selection.numbers is None else selection.numbers
+        return base + sum(known[number] for number in numbers)
 
     def _replace(self, trial: Trial, flops: int | None) -> None:
         trials = self.repairs.trials
         trials[trials.index(trial)] = replace(trial, flops=flops)
-
-
-def _line(number: int, trial: Trial, seconds: float) -> str:
-    found = trial.error if trial.figures is None else f"{trial.peak_bytes / 2**20:,.0f} MB"
-    return f"{number:3}  {found:>12}  {trial.name}  ({seconds:.1f} s)"

@@ -71,6 +71,8 @@ def test_operations_of_each_choice_are_those_of_its_own_run(
     search._count_flops()
     counted = [trial.flops for trial in search.repairs.trials]
     assert counted == [flops_of((change,), run) for change in wanted]
+    # Counting needs memory too: the peaks of its runs are not taken.
+    assert {trial.peak_bytes for trial in search.repairs.trials} == {50}
     assert min(each for each in counted if each) > base
     assert sum(line.startswith("floating-point") for line in lines) == runs
 
