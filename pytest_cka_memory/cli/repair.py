@@ -70,7 +70,8 @@ def add_parser(commands: Any) -> None:
         "--seconds",
         type=float,
         default=20.0,
-        help="begin no new trial after so many seconds of processor time; default: 20",
+        help="begin no new trial after so many seconds of processor time; default: 20. A trial "
+        "that takes over a minute, and ten times as long as the test, is ended",
     )
     parser.add_argument(
         "--html", type=Path, metavar="PAGE", help="write a page too, with memory before and after"
