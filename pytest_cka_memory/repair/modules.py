@@ -33,10 +33,14 @@ def calls_followed(
     stack = CallStack()
 
     def before(module: torch.nn.Module, _: object) -> None:
+        if torch.compiler.is_compiling():
+            return  # torch.compile would trace what follows
         begins(module, stack.modules)
         stack.modules.append(module)
 
     def after(module: torch.nn.Module, args: Any, *rest: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         kwargs, result = rest if len(rest) == 2 else ({}, rest[0])  # no names after an exception
         if module in stack.modules:
             while stack.modules.pop() is not module:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import hostile_programs
 import pytest
 import torch
+from test_no_false_promises import verdict_on
 from torch import nn
 
 from pytest_cka_memory.repair.changes import offered
@@ -66,3 +67,40 @@ def broken_promises(step: Step) -> dict[str, str]:
 def test_changes_that_run_keep_their_promise(step: Step) -> None:
     """Weights and gradients after the step are what the change says."""
     assert broken_promises(step) == {}
+
+
+STEPPING, DEPENDING = "optimizer step in backward", "rows of the batch depend on each other"
+VERDICTS = {
+    "average_before_the_step": (STEPPING, "refused: weights are read between backward and step"),
+    "average_after_the_step": (STEPPING, "promised"),
+    "evaluate_before_the_step": (STEPPING, "refused: weights are read between backward and step"),
+    "change_the_rate_before_the_step": (
+        STEPPING,
+        "refused: options of the optimizer change between backward and step",
+    ),
+    "cycle_the_momentum": (STEPPING, "promised"),
+    "scale_the_loss": (STEPPING, "refused: gradients are read between backward and step"),
+    "scale_the_loss_fused": (STEPPING, "refused: gradients are read between backward and step"),
+    "perceive": ("no_grad", "not offered"),
+    "use_a_part_of_what_is_returned": ("no_grad", "not offered"),
+    "return_a_dataclass": ("checkpoint every Block", "promised"),
+    "keep_state_in_the_context": ("checkpoint every MaskingBlock", "promised"),
+    "keep_tensors_in_a_list": (
+        "checkpoint every StackedBlock",
+        "refused: its forward changes a global variable",
+    ),
+    "train_tied": (STEPPING, "promised"),
+    "make_weights_late": ("checkpoint every Lazy", "refused: a hook of the LazyLinear"),
+    "compile_blocks": ("checkpoint", "not offered"),
+    "Contrast": ("2 micro-batches", f"numbers: changes the numbers: {DEPENDING}"),
+    "Centred": ("2 micro-batches", f"numbers: changes the numbers: {DEPENDING}"),
+    "Normalized": ("2 micro-batches", "refused: batch_norm computes its statistics"),
+    "Noisy": ("2 micro-batches", "numbers: changes the numbers: each part draws random numbers"),
+}
+
+
+@pytest.mark.parametrize("step", hostile_programs.STEPS, ids=lambda step: step.__name__)
+def test_tempting_change_is_refused_or_named(step: Step) -> None:
+    """The change that tempts is refused, named or not offered; and offered where it is right."""
+    name, verdict = VERDICTS[step.__name__]
+    assert verdict_on(step, name).startswith(verdict)
