@@ -1,6 +1,6 @@
 """What lowers the peaks of public programs: the best change and combination, proven.
 
-    python benchmarks/repairs.py --json repairs.json [--only NAME] [--seconds 12]
+    python benchmarks/repairs.py --json repairs.json [--only NAME] [--seconds 400]
 
 Each program of ``repairs_programs`` runs on an emulated H100 without values. What is recommended is
 written to a copy; the copy runs in a process of its own, and its peak is compared with the
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", action="append", metavar="NAME")
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help="keep each report as text")
-    parser.add_argument("--seconds", type=float, default=12.0, help="processor time of a search")
+    parser.add_argument("--seconds", type=float, default=400.0, help="processor time of a search")
     parser.add_argument(
         "--published", action="store_true", help="only the published reserve of diffusers#10611"
     )

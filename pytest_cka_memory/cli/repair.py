@@ -5,7 +5,6 @@ And prove what it recommends: patched copies run, and what they compute is compa
 
 import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -36,13 +35,13 @@ _MOST_LINES = 40
 _LARGEST = max(CARDS.values(), key=lambda card: card.total_bytes).name
 SECONDS = 120.0
 """A run with values that takes longer is given up."""
-_FLOPS = 5e9
-"""Floating-point operations that the host surely computes in a second."""
 _COPIED = {".py", ".toml", ".ini", ".cfg", ".json", ".yaml", ".yml", ".txt"}
 _SKIPPED = {".git", "node_modules", "__pycache__", "site-packages", ".venv", "venv", "build"}
 _MOST_BYTES = 2**20
 _SCRIPT_TEST = "test_script.py"
 _MOST_FILES = 5_000
+_TO_END = 40.0
+"""Seconds in which a session must end that took too long."""
 
 
 def add_parser(commands: Any) -> None:
@@ -71,7 +70,8 @@ def add_parser(commands: Any) -> None:
         "--seconds",
         type=float,
         default=20.0,
-        help="begin no new trial after so many seconds of processor time; default: 20",
+        help="begin no new trial after so many seconds of processor time; default: 20. A trial "
+        "that takes over a minute, and ten times as long as the test, is ended",
     )
     parser.add_argument(
         "--html", type=Path, metavar="PAGE", help="write a page too, with memory before and after"
@@ -195,8 +195,10 @@ class Session:
         """
         with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-repair-") as made:
             result = Path(task.result or Path(made, "found.json"))
+            launcher = ("torch.distributed.run", "--standalone", f"--nproc-per-node={task.ranks}")
             command = [
-                *(sys.executable, "-m", "pytest", "-p", repair_session.__name__),
+                *((sys.executable, "-m", *launcher) if task.ranks > 1 else (sys.executable,)),
+                *("-m", "pytest", "-p", repair_session.__name__),
                 *(self.arguments if tests is None else tests),
                 *(f"--cka-memory-device={device or self.device}", "--cka-memory-report"),
                 *("-q", "-p", "no:cacheprovider", "--no-header", "-W", "ignore"),
@@ -214,14 +216,22 @@ class Session:
                 cwd=folder,
             )
             output = _output(done, timeout)
-            if not result.exists() or not (found := json.loads(result.read_text("utf-8"))):
+            every = [_read(own.result_of(rank)) for rank in range(task.ranks)]
+            if not all(every):
                 print(*output.splitlines()[-_MOST_LINES:], sep="\n", file=sys.stderr)
                 raise ReportError(
                     f"pytest ended with exit status {done.returncode} and ran no test; its output "
                     "is above. Correct the tests or the arguments of pytest"
                 )
-            results: list[dict[str, Any]] = found
-            return results
+            tests_of_ranks = zip(*every, strict=True)
+            return [{**of_ranks[0], "ranks": [*of_ranks]} for of_ranks in tests_of_ranks]
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    """Return what a session found for each test; nothing if it has written nothing."""
+    file = Path(path)
+    found: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
+    return found
 
 
 def _output(process: "subprocess.Popen[str]", timeout: float | None) -> str:
@@ -230,8 +240,12 @@ def _output(process: "subprocess.Popen[str]", timeout: float | None) -> str:
     except KeyboardInterrupt:  # the session has it too, and writes what it knows
         return process.communicate()[0]
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        process.terminate()  # so that torchrun ends its ranks
+        try:
+            process.communicate(timeout=_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
         raise
 
 
@@ -280,15 +294,32 @@ def _copy(root: Path, made: Path, files: Mapping[str, str]) -> Path:
 
 
 def _about_peak(session: Session, test: str, each: Mapping[str, Any], folder: Path) -> str:
-    found = _first(session, Task("", MEASURE), folder=folder, tests=[test])
-    if "error" in found:
-        return f"not proven: {each['name']}: the patched copy does not run: {found['error']}"
-    measured, predicted = found["peak_bytes"], each["peak_bytes"]
-    if measured == predicted:
-        return f"proven: {each['name']}: the patched copy has the peak {format_exact(measured)}"
+    cards = each["cards"]
+    found = _first(session, Task("", MEASURE, ranks=cards), folder=folder, tests=[test])
+    errors = [rank["error"] for rank in found.get("ranks", [found]) if "error" in rank]
+    if errors:
+        return (
+            f"not proven: {each['name']}: the patched copy does not run: {errors[0]}"
+            f"{_by_hand(session, test, cards)}"
+        )
+    measured, predicted = [rank["peak_bytes"] for rank in found["ranks"]], each["peak_bytes"]
+    subject = "the patched copy has" if cards == 1 else f"each of {cards} ranks of the copy has"
+    if set(measured) == {predicted}:
+        return f"proven: {each['name']}: {subject} the peak {format_exact(predicted)}"
+    peaks = ", ".join(map(format_exact, measured))
     return (
-        f"not proven: {each['name']}: the patched copy has the peak {format_exact(measured)}, "
-        f"and {format_exact(predicted)} were predicted"
+        f"not proven: {each['name']}: {'the patched copy has' if cards == 1 else 'ranks have'} the "
+        f"peak {peaks}, and {format_exact(predicted)} were predicted"
+    )
+
+
+def _by_hand(session: Session, test: str, cards: int) -> str:
+    """Return how to measure ranks without this command; nothing if there are none."""
+    if cards == 1:
+        return ""
+    return (
+        f"; write the patch and run: torchrun --standalone --nproc-per-node={cards} -m pytest "
+        f"--cka-memory-report --cka-memory-device={session.device} {test}"
     )
 
 
@@ -296,12 +327,16 @@ def _about_values(
     session: Session, found: Mapping[str, Any], each: Mapping[str, Any], folder: Path
 ) -> str:
     from pytest_cka_memory.repair.proof import difference
-    from pytest_cka_memory.repair.smaller import Sizes, instead_of
+    from pytest_cka_memory.repair.smaller import Sizes, instead_of, sizes_to_try
 
-    before = Sizes(*found["sizes"])
+    before, cards = Sizes(*found["sizes"]), each["cards"]
+    needed = {
+        "peak_bytes": cards * (found.get("peak_bytes") or 0),
+        "flops": cards * (found.get("flops") or 0),
+    }
     error = ""
-    for sizes in _sizes(found):
-        kept = _kept(session, found["test"], folder, before, sizes)
+    for sizes in sizes_to_try(before, **needed, seconds=SECONDS):
+        kept = _kept(session, found["test"], folder, before, sizes, cards)
         if isinstance(kept, str):
             error = error or kept
             continue
@@ -314,50 +349,28 @@ def _about_values(
     return f"numbers not compared: {error}"
 
 
-def _sizes(found: Mapping[str, Any]) -> "Iterator[Sizes]":
-    """Yield the sizes to run with: as they are unless that takes too long, then smaller ones."""
-    from pytest_cka_memory.repair.smaller import Sizes
-
-    before = Sizes(*found["sizes"])
-    flops, peak = found.get("flops") or 0, found.get("peak_bytes") or 0
-    tried = [before, *before.smaller]
-    for number, sizes in enumerate(tried):
-        share = sizes.share / before.share
-        fits = peak * share < _available_bytes() / 2 and flops * share < _FLOPS * SECONDS
-        if fits or number == len(tried) - 1:
-            yield from tried[number:]
-            return
-
-
-def _available_bytes() -> float:
-    """Return the bytes that the host has available; infinity where it does not say so."""
-    try:
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-    except OSError:
-        return math.inf
-    kilobytes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * float(next(kilobytes, math.inf))
-
-
 def _kept(
-    session: Session, test: str, folder: Path, before: "Sizes", sizes: "Sizes"
-) -> tuple[str, str] | str:
-    """Return the files with the values before and after, or why there are none."""
+    session: Session, test: str, folder: Path, before: "Sizes", sizes: "Sizes", cards: int
+) -> list[str] | str:
+    """Return the files with the values before and after, of all ranks; or why there are none."""
     device = session.device.replace(",values=off", "")
-    kept = []
-    for place, name in ((None, "before"), (folder, "after")):
+    kept: list[str] = []
+    for place, name, ranks in ((None, "before", 1), (folder, "after", cards)):
         task = Task(
             str(folder / f"{name}-{sizes.batch}-{sizes.tokens}.json"),
             VALUES,
             sizes=(astuple(before), astuple(sizes)),
+            ranks=ranks,
         )
         found = _first(session, task, folder=place, tests=[test], device=device, timeout=SECONDS)
-        if "error" in found:
-            return str(found["error"])
+        every = found.get("ranks", [found])
+        errors = [str(rank["error"]) for rank in every if "error" in rank]
+        if errors:
+            return errors[0]
         if sizes != before and not found["shrunk"]:
             return "the test does not make its inputs with sizes that could be smaller"
-        kept.append(found["values"])
-    return kept[0], kept[1]
+        kept += [rank["values"] for rank in every]
+    return kept
 
 
 def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> str:

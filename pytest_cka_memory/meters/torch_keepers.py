@@ -118,3 +118,9 @@ def received_early(iterator: Any) -> list[Any]:
 def saved_by(node: Any, name: str, default: Any = None) -> Any:
     """Return what a node of a graph has saved, such as its ``reduction``; `default` if nothing."""
     return getattr(node, "_".join(("", "saved", name)), default)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` compiles the calls of a module; False if unknown."""
+    is_wrapper = type(module).__name__ == "OptimizedModule"
+    return is_wrapper or getattr(module, "_compiled_call_impl", None) is not None

@@ -44,6 +44,12 @@ class Task:
     """The batch and the tokens of the test, and smaller ones instead; None to keep them."""
     label: str = ""
     """What is run, if it is not a test of the user; otherwise tests have their own names."""
+    ranks: int = 1
+    """How many processes run it under torchrun; each has a result of its own."""
+
+    def result_of(self, rank: int) -> str:
+        """Return the file of the result of one rank."""
+        return self.result if self.ranks == 1 else f"{self.result}-{rank}"
 
 
 def variables(task: Task) -> Mapping[str, str]:
@@ -54,7 +60,9 @@ def variables(task: Task) -> Mapping[str, str]:
 def pytest_configure(config: pytest.Config) -> None:
     given = os.environ.get(VARIABLE)
     if given:
-        config.pluginmanager.register(RepairSession(config, Task(**json.loads(given))))
+        task = Task(**json.loads(given))
+        own = replace(task, result=task.result_of(int(os.environ.get("RANK", "0"))))
+        config.pluginmanager.register(RepairSession(config, own))
 
 
 class TestFailedError(Exception):
@@ -149,6 +157,7 @@ class RepairSession:
                     "name": trial.name,
                     "peak_bytes": trial.peak_bytes,
                     "numbers": trial.numbers,
+                    "cards": trial.cards,
                     "files": dict(patched(trial.edits)) if trial.edits else None,
                 }
                 for trial in report.recommended

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pytest_cka_memory.meters.torch_keepers import is_compiled
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
 from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
-from pytest_cka_memory.repair.means import numbers_of_parts
-from pytest_cka_memory.repair.modules import calls_followed, class_of
-from pytest_cka_memory.repair.side_effects import side_effect
+from pytest_cka_memory.repair.means import Loss, Mixing, is_training, loss_of, numbers_of_parts
+from pytest_cka_memory.repair.modules import calls_followed, class_of, tensors_in
+from pytest_cka_memory.repair.side_effects import UntilStep, random_state, side_effect
 from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import replaced
 from pytest_cka_memory.repair.unused_locals import UnusedLocals
@@ -64,17 +65,6 @@ class Root:
 
 
 @dataclass
-class Loss:
-    """A call of ``cross_entropy``."""
-
-    site: Site | None
-    rows: int
-    classes: int
-    usable: bool
-    """Whether it is a mean of one row after the other, with options that are known."""
-
-
-@dataclass
 class Observed:
     """What one run has shown; plain facts and sites."""
 
@@ -109,6 +99,10 @@ class Observed:
     losses: list[Loss] = field(default_factory=list)
     attention: set[torch.dtype] = field(default_factory=set)
     """The types of queries of ``scaled_dot_product_attention``; empty if it is not called."""
+    draws: bool = False
+    """Whether a model draws random numbers of torch's when it is called."""
+    mixing: Mixing = field(default_factory=Mixing)
+    until_step: UntilStep = field(default_factory=UntilStep)
     is_autocast: bool = False
     is_compiled: bool = False
     sizes: list[Sizes] = field(default_factory=list)
@@ -122,15 +116,6 @@ class Observed:
     """Class of activations that must not overwrite their input -> why."""
 
 
-def _loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loss:
-    site = calling_site() if calls_directly(5) else None
-    rows, classes = args[0].shape
-    rest = {name for name, value in kwargs.items() if value is not None}
-    rest -= {"ignore_index", "label_smoothing", "reduction"}
-    is_mean = len(args) == 2 and kwargs.get("reduction", "mean") == "mean"
-    return Loss(site, rows, classes, is_mean and not rest and args[1].dim() == 1)
-
-
 class _Functions(TorchFunctionMode):
     """Sees the calls of torch's functions that changes depend on."""
 
@@ -141,8 +126,12 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
-        self._observer.sees(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        observer, kwargs = self._observer, kwargs or {}
+        observer.sees(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if observer.is_in_model:
+            observer.observed.mixing.note(getattr(func, "__name__", ""), args, kwargs, result)
+        return result
 
 
 _GRAD = vars(torch.Tensor).get("grad", torch.Tensor.grad).__get__
@@ -162,8 +151,14 @@ class _Observer:
         self._called_at: Site | None = None
         self._since_step = 0
         self._saved: list[set[tuple[int, int]]] = []
+        self._random: object = None
         self._inputs: dict[int, tuple[type[torch.nn.Module], torch.Tensor]] = {}
         """Address -> the activation whose input is there, and the input."""
+
+    @property
+    def is_in_model(self) -> bool:
+        """Whether a module is being called, but not by a backward pass."""
+        return bool(self._stack) and not self._in_backward
 
     def sees(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         observed = self.observed
@@ -174,18 +169,21 @@ class _Observer:
                 observed.side_effects.setdefault(
                     class_of(module), "its forward draws from a torch.Generator of its own"
                 )
-        if func == _GRAD and self._since_step and not self._in_optimizer and not self._in_backward:
-            observed.reads_gradients = True
-        elif name == "scaled_dot_product_attention":
+        if not self._in_optimizer and not self._in_backward:
+            observed.until_step.note(func, args)
+            observed.reads_gradients |= func == _GRAD and bool(self._since_step)
+        if name == "scaled_dot_product_attention":
             observed.attention.add((args[0] if args else kwargs["query"]).dtype)
         elif func is torch.nn.functional.cross_entropy and args and args[0].dim() == 2:
-            observed.losses.append(_loss(args, kwargs))
+            observed.losses.append(loss_of(args, kwargs))
+        elif func is torch.nn.functional.batch_norm and is_training(args, kwargs):
+            observed.batch_statistics = observed.batch_statistics or name
 
     def _note_reads(self, args: tuple[Any, ...]) -> None:
         """Note activations whose input is an argument of another function after them."""
         if not self._inputs or (self._stack and isinstance(self._stack[-1], _IN_PLACE)):
             return
-        for tensor in _tensors(args):
+        for tensor in tensors_in(args):
             kind, _ = self._inputs.get(tensor.data_ptr(), (None, None))
             if kind is not None:
                 self.observed.read_again.setdefault(kind, "its input is read again after it")
@@ -208,6 +206,7 @@ class _Observer:
             self._called_at = calling_site()
             if module not in self._known:
                 self._add_root(module)
+            self._random = random_state(self.observed.device)
         self.observed.unused.note(self.observed.device)
 
     def _add_root(self, module: torch.nn.Module) -> None:
@@ -215,7 +214,7 @@ class _Observer:
         root = Root(class_of(module), self._made.get(module), self._called_at)
         self._known[module] = root
         observed.roots.append(root)
-        observed.is_compiled |= class_of(module).__name__ == "OptimizedModule"
+        observed.is_compiled |= any(map(is_compiled, module.modules()))
         for child in module.modules():
             for inner in child.modules():
                 if inner is not child:
@@ -259,20 +258,28 @@ class _Observer:
         if self._saved:
             self._saved[-1] |= saved
         if not outer and root is not None:
+            observed.draws |= random_state(observed.device) != self._random
             self._note_call(root, given, result)
+        elif root is not None and not self._in_backward:
+            # A backward pass may begin inside: with what a hook keeps, for example.
+            for tensor in tensors_in(result):
+                if tensor.requires_grad:
+                    tensor.register_hook(functools.partial(_reached, root, self._called_at))
 
     def _note_call(self, root: Root, given: Any, result: Any) -> None:
         args, kwargs = given
-        first = next(_tensors([*args, *kwargs.values()]), None)
+        first = next(tensors_in(given), None)
         if first is not None and first.dim():
             is_text = first.dim() == 2 and not first.is_floating_point()
             self.observed.sizes.append(Sizes(first.shape[0], first.shape[1] if is_text else 0))
-        root.takes_floats |= any(map(torch.is_floating_point, _tensors([*args, *kwargs.values()])))
+        root.takes_floats |= any(
+            map(torch.is_floating_point, tensors_in([*args, *kwargs.values()]))
+        )
         sizes = {
             arg.shape[0] if isinstance(arg, torch.Tensor) and arg.dim() > 0 else 0 for arg in args
         }
         root.batch_size = sizes.pop() if len(sizes) == 1 and not kwargs else 0
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             root.returns_scalar = tensor.dim() == 0 and tensor is result
             if tensor.requires_grad:
                 root.needs_gradients = True
@@ -305,6 +312,7 @@ class _Observer:
             def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
                 init(optimizer, *args, **kwargs)
                 observed.optimizers[type(optimizer)] = calling_site(optimizer)
+                observed.until_step.made(optimizer)
 
             return made
 
@@ -328,6 +336,7 @@ class _Observer:
                 observed.backward_calls += 1
                 observed.unused.note(observed.device)
                 self._since_step += 1
+                observed.until_step.begins_backward()
                 kept = (*args[first : first + 2], kwargs.get("retain_graph"))
                 observed.is_higher_order |= any(kept) or bool(kwargs.get("create_graph"))
                 self._in_backward += 1
@@ -343,6 +352,7 @@ class _Observer:
             observed.steps += 1
             observed.unused.note(observed.device)
             ends_passes()
+            observed.until_step.steps(optimizer)
             self._in_optimizer += 1
             groups = optimizer.param_groups
             sizes = (each.nbytes for group in groups for each in group["params"])
@@ -372,6 +382,7 @@ class _Observer:
 
         def after_step(*_: Any) -> None:
             ends_passes()  # those of a closure
+            observed.until_step.has_stepped()
             self._in_optimizer -= 1
 
         from torch.optim.optimizer import (
@@ -398,6 +409,7 @@ class _Observer:
             )
             stack.enter_context(_Functions(self))
             stack.callback(self._inputs.clear)
+            stack.callback(observed.mixing.end)
             yield observed
 
 
@@ -407,17 +419,6 @@ def _reached(root: Root, site: Site | None, _: torch.Tensor) -> None:
 
 def _has_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
 
 
 @contextmanager

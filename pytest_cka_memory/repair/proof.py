@@ -1,5 +1,6 @@
 """Compare the numbers of two runs: what a loss was, and every gradient."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -19,9 +20,10 @@ def values_kept(path: str) -> Iterator[None]:
     """Write what the block computes to a file: the first loss, the gradients of its backward pass,
     and what models returned before it. Later steps would amplify how they are rounded.
     """
-    kept: dict[str, Any] = {"losses": [], "gradients": {}, "results": []}
+    kept: dict[str, Any] = {"losses": [], "gradients": {}, "results": [], "parts": []}
     handles: list[Any] = []
     known: set[int] = set()
+    parameters: dict[str, weakref.ref[torch.Tensor]] = {}
     passes = [0]
 
     def begins(module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
@@ -30,6 +32,7 @@ def values_kept(path: str) -> Iterator[None]:
         for name, parameter in module.named_parameters():
             if id(parameter) not in known and parameter.requires_grad and parameter.is_leaf:
                 known.add(id(parameter))
+                parameters[f"{len(known)}.{name}"] = weakref.ref(parameter)
                 handles.append(_keep(kept["gradients"], f"{len(known)}.{name}", parameter))
 
     def ends(module: Any, outer: list[torch.nn.Module], given: Any, result: Any) -> None:
@@ -46,6 +49,8 @@ def values_kept(path: str) -> Iterator[None]:
                 return backward(tensors, *args, **kwargs)
             finally:
                 _remove(handles)
+                if passes[0] == 1:
+                    _keep_sharded(kept["gradients"], kept["parts"], parameters)
 
         return record
 
@@ -68,6 +73,22 @@ def _keep(gradients: dict[str, torch.Tensor], name: str, parameter: torch.Tensor
     return parameter.register_hook(keep)
 
 
+def _keep_sharded(
+    gradients: dict[str, torch.Tensor],
+    parts: list[str],
+    parameters: dict[str, "weakref.ref[torch.Tensor]"],
+) -> None:
+    """Keep the gradients of parameters that ``fully_shard`` has spread: it calls no hook of them,
+    and sets what this process has of each gradient when it is reduced.
+    """
+    for name, reference in parameters.items():
+        parameter: Any = reference()
+        if name in gradients or not hasattr(parameter, "to_local") or parameter.grad is None:
+            continue
+        gradients[name] = parameter.grad.to_local().detach().cpu().clone()
+        parts.append(name)
+
+
 def _remove(handles: list[Any]) -> None:
     while handles:
         handles.pop().remove()
@@ -85,13 +106,20 @@ class Difference(NamedTuple):
     """How many tensors were compared."""
 
 
-def difference(before: str, after: str) -> Difference:
+def difference(before: str, *after: str) -> Difference:
     """Compare two files of :func:`values_kept`.
+
+    Args:
+        before: the first file.
+        after: the second one, or those of all ranks, each of which has parts of the gradients.
 
     Raises:
         ValueError: if they have different gradients or losses.
     """
-    old, new = (torch.load(path, weights_only=True) for path in (before, after))
+    old, new, *others = (torch.load(path, weights_only=True) for path in (before, *after))
+    for name in new["parts"] if others else ():
+        parts = [each["gradients"][name] for each in (new, *others)]
+        new["gradients"][name] = torch.cat(parts)  # fully_shard spreads the first dimension
     pairs = [(f"loss {n}", *pair) for n, pair in enumerate(_zipped(old, new, "losses"), 1)]
     pairs += [(f"result {n}", *pair) for n, pair in enumerate(_zipped(old, new, "results"), 1)]
     if old["gradients"].keys() != new["gradients"].keys():

@@ -1,11 +1,14 @@
 """Try changes, alone and in combinations, and find the cheapest that fit a budget."""
 
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations
+from typing import Any
 
 from pytest_cka_memory.repair.changes import checkpointing, deletions, offered
 from pytest_cka_memory.repair.initializing import without_random_values
@@ -18,6 +21,9 @@ from pytest_cka_memory.repair.trials import (
     Runner,
     Trial,
     flops_of,
+    keeps_numbers,
+    limit_after,
+    line_of,
     tried,
 )
 
@@ -101,13 +107,7 @@ class Repairs:
         return (*work, trial.lines, trial.peak_bytes)
 
 
-def keeps_numbers(trial: Trial) -> bool:
-    """Whether the numbers stay the same, but perhaps for their last digits."""
-    return not any("change" in change.numbers for change in trial.changes)
-
-
 _MOST_COMBINED = 3
-_MOST_SWAPS = 40
 _LEAST_COUNTED = 2
 """So many operations are counted even if there is no time left."""
 
@@ -148,15 +148,19 @@ class Search:
         self._cards = cards
         self._goes_on = goes_on
         self._known: dict[frozenset[str], Trial] = {}
+        self._limit_s = math.inf
         self._number = 0
-        self.was_interrupted = False
+        self._runs_counted = 0
+        self._again: dict[tuple[int, type], Counter[int] | None] = {}
+        """Root and class -> number of a module -> what its checkpoint computes again, if known."""
+        self.was_interrupted = self._was_late = False
         self.repairs = Repairs(Trial((), None, "not run"), budget_bytes=budget_bytes)
 
     def search(self) -> Repairs:
         """Return what was found, also if Ctrl-C has ended the search."""
         try:
             self._search()
-            self.repairs.is_complete = not self._is_late
+            self.repairs.is_complete = not self._was_late
         except KeyboardInterrupt:
             self.was_interrupted = True
             self._progress("interrupted: this is what is known so far")
@@ -164,7 +168,9 @@ class Search:
 
     @property
     def _is_late(self) -> bool:
-        return time.process_time() > self._deadline
+        """Whether there is no time left; what was left out for it is missing in the result."""
+        self._was_late = self._was_late or time.process_time() > self._deadline
+        return self._was_late
 
     def _search(self) -> None:
         observed = self._observe()
@@ -246,9 +252,14 @@ class Search:
         key = frozenset(change.name for change in changes)
         if key not in self._known:
             began = time.monotonic()
-            trial = self._known[key] = tried(changes, self._run, self._is_out_of_memory)
+            limit_s = self._limit_s
+            trial = tried(changes, self._run, self._is_out_of_memory, limit_s=limit_s)
+            self._known[key] = trial
             self._number += 1
-            self._progress(_line(self._number, trial, time.monotonic() - began))
+            took = time.monotonic() - began
+            if not changes:
+                self._limit_s = limit_after(took)
+            self._progress(line_of(self._number, trial, took))
             if changes:
                 self.repairs.trials.append(trial)
         return self._known[key]
@@ -272,7 +283,7 @@ class Search:
             selection = change.part
             if isinstance(selection, checkpointing.Selection) and selection.numbers is None:
                 fits = partial(self._fits_with, (*beside,), change.numbers)
-                fewest(selection, fits, lambda: self._is_late)
+                checkpointing.fewest(selection, fits, lambda: self._is_late)
 
     def _fits_with(
         self, beside: tuple[Change, ...], numbers: str, chosen: checkpointing.Selection
@@ -285,8 +296,7 @@ class Search:
         exact = [change for change in useful if keeps_numbers(Trial((change,), None))]
         for offers in (exact, useful):
             self._grow(self._best_of_groups(offers))
-        budget = self.repairs.budget_bytes
-        if budget is not None:
+        if self.repairs.budget_bytes is not None:
             self._combine_cheaply(useful)
 
     def _best_of_groups(self, changes: Sequence[Change]) -> list[Change]:
@@ -368,83 +378,53 @@ class Search:
         recomputing.sort(key=lambda trial: (len(trial.changes) > 1, trial.peak_bytes))
         counted: dict[frozenset[str], int | None] = {}
         for trial in recomputing:
-            again = frozenset(change.name for change in trial.changes if change.recomputes)
+            some = [change for change in trial.changes if change.recomputes]
+            again = frozenset(change.name for change in some)
             if again not in counted:
-                if self._is_late and len(counted) >= _LEAST_COUNTED:
-                    continue
-                some = [change for change in trial.changes if change.recomputes]
-                self._progress(f"floating-point operations of: {', '.join(sorted(again))}")
-                counted[again] = flops_of(some, self._run)
+                flops = self._flops_of_checkpoints(some)
+                if flops is None and self._may_count():
+                    flops = self._counted(", ".join(sorted(again)), some)
+                counted[again] = flops
             self._replace(trial, counted[again])
         for trial in list(repairs.trials):
             if not any(change.recomputes for change in trial.changes):
                 self._replace(trial, repairs.as_it_is.flops)
 
+    def _may_count(self) -> bool:
+        return self._runs_counted < _LEAST_COUNTED or not self._is_late
+
+    def _counted(self, name: str, changes: Sequence[Change], **options: Any) -> int | None:
+        """Count the operations of a run, whose peak is not used: counting needs memory, too."""
+        self._progress(f"floating-point operations of: {name}")
+        self._runs_counted += 1
+        return flops_of(changes, self._run, **options)
+
+    def _flops_of_checkpoints(self, changes: Sequence[Change]) -> int | None:
+        """Return the operations of a run with checkpoints of some modules; None if not known.
+
+        One run with all modules of a class shows what each of them computes again.
+        """
+        base = self.repairs.as_it_is.flops
+        selection = changes[0].part
+        if len(changes) > 1 or not isinstance(selection, checkpointing.Selection) or base is None:
+            return None
+        if selection.kind in selection.root.nested.get(selection.kind, ()):
+            return None  # what is computed again depends on the checkpoints inside
+        key = (id(selection.root), selection.kind)
+        if key not in self._again:
+            if not self._may_count():
+                return None
+            again: Counter[int] = Counter()
+            name = f"checkpoint every {selection.kind.__name__}"
+            counting = partial(checkpointing.counting, selection, again)
+            total = self._counted(name, (), beside=counting)
+            self._again[key] = again if total == base + again.total() else None
+        known = self._again[key]
+        if known is None:
+            return None
+        numbers = known if selection.numbers is None else selection.numbers
+        return base + sum(known[number] for number in numbers)
+
     def _replace(self, trial: Trial, flops: int | None) -> None:
         trials = self.repairs.trials
         trials[trials.index(trial)] = replace(trial, flops=flops)
-
-
-def fewest(
-    every: checkpointing.Selection,
-    fits: Callable[[checkpointing.Selection], bool],
-    is_late: Callable[[], bool] = lambda: False,
-) -> tuple[int, ...] | None:
-    """Return the fewest modules whose checkpoints fit, by running the step; None if none fit.
-
-    Modules that save most come first, of equal ones those that run first: what the last one saves
-    is computed again while everything else is still live. Then single modules are exchanged.
-    """
-    count = every.count
-    saved = every.root.saved_bytes.get(every.kind, [])[:count]
-    saved += [0] * (count - len(saved))
-    ranked = sorted(range(count), key=lambda number: -saved[number])
-
-    def chosen(numbers: Iterable[int]) -> bool:
-        some = tuple(sorted(numbers))
-        selection = replace(every, numbers=None if len(some) == count else some)
-        return bool(some) and fits(selection)
-
-    # All of them may need more than some: what one computes again is live beside the rest.
-    some_that_fit = (
-        size for size in range(count, 0, -1) if not is_late() and chosen(ranked[:size])
-    )
-    high = next(some_that_fit, 0)
-    if not high:
-        others = (some for size in range(1, count) for some in combinations(ranked, size))
-        limited = islice(others, _MOST_SWAPS)
-        return next((tuple(sorted(it)) for it in limited if not is_late() and chosen(it)), None)
-    low = 0  # `high` fit, `low` do not
-    while high - low > 1 and not is_late():
-        middle = (low + high) // 2
-        if chosen(ranked[:middle]):
-            high = middle
-        else:
-            low = middle
-    best = tuple(ranked[:high])
-    tries = 0
-    while len(best) > 1:
-        for other in _neighbours(ranked, len(best) - 1):
-            tries += 1
-            if tries > _MOST_SWAPS or is_late():
-                return tuple(sorted(best))
-            if chosen(other):
-                best = other
-                break
-        else:
-            break
-    return tuple(sorted(best))
-
-
-def _neighbours(ranked: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Yield other choices of `count` modules, those first that exchange one of the best."""
-    first, rest = ranked[:count], ranked[count:]
-    for new in rest:
-        for number in range(count - 1, -1, -1):
-            yield (*first[:number], *first[number + 1 :], new)
-    yield from combinations(ranked, count)
-
-
-def _line(number: int, trial: Trial, seconds: float) -> str:
-    found = trial.error if trial.figures is None else f"{trial.peak_bytes / 2**20:,.0f} MB"
-    return f"{number:3}  {found:>12}  {trial.name}  ({seconds:.1f} s)"

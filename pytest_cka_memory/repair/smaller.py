@@ -1,9 +1,11 @@
 """Run a test with smaller sizes than it asks for, where its values would take too long."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +42,38 @@ class Sizes:
     def share(self) -> int:
         """What the work is proportional to."""
         return max(self.batch, 1) * max(self.tokens, 1)
+
+
+_FLOPS = 5e9
+"""Floating-point operations that the host surely computes in a second."""
+
+
+def sizes_to_try(before: Sizes, *, peak_bytes: int, flops: int, seconds: float) -> Iterator[Sizes]:
+    """Yield sizes for a run with values: as they are unless that is too much, then smaller ones.
+
+    Args:
+        before: the sizes of the test.
+        peak_bytes: what a run with them needs.
+        flops: what it computes.
+        seconds: how long a run may take.
+    """
+    tried = [before, *before.smaller]
+    for number, sizes in enumerate(tried):
+        share = sizes.share / before.share
+        fits = peak_bytes * share < _available_bytes() / 2 and flops * share < _FLOPS * seconds
+        if fits or number == len(tried) - 1:
+            yield from tried[number:]
+            return
+
+
+def _available_bytes() -> float:
+    """Return the bytes that the host has available; infinity where it does not say so."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return math.inf
+    kilobytes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * float(next(kilobytes, math.inf))
 
 
 def instead_of(before: Sizes, now: Sizes) -> str:

@@ -1,11 +1,26 @@
 """One run of the step under changes, and what it needed."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import functools
+import math
+import os
+import signal
+import threading
+from _thread import interrupt_main
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    redirect_stderr,
+    redirect_stdout,
+)
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TextIO
+
+from torch.utils.flop_counter import flop_registry
 
 from pytest_cka_memory.meters.patching import Patch
+from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 from pytest_cka_memory.repair.edits import Edit, lines_to_change
 
 EXACT = ""
@@ -130,13 +145,44 @@ class Trial:
         return self.figures.peak_bytes
 
 
+def keeps_numbers(trial: Trial) -> bool:
+    """Whether the numbers stay the same, but perhaps for their last digits."""
+    return not any("change" in change.numbers for change in trial.changes)
+
+
+def line_of(number: int, trial: Trial, seconds: float) -> str:
+    """Return the line that shows the progress of a search after a trial."""
+    found = trial.error if trial.figures is None else f"{trial.peak_bytes / 2**20:,.0f} MB"
+    return f"{number:3}  {found:>12}  {trial.name}  ({seconds:.1f} s)"
+
+
+_LEAST_LIMIT_S = 60.0
+_MOST_TIMES = 10
+
+
+def limit_after(seconds: float) -> float:
+    """Return how many seconds a trial may take if the step as it is takes `seconds`."""
+    return max(_LEAST_LIMIT_S, _MOST_TIMES * seconds)
+
+
+class TooLongError(Exception):
+    """A run took longer than it may."""
+
+    names_error = True
+
+
 def tried(
-    changes: Sequence[Change], run: Runner, is_out_of_memory: Callable[[BaseException], bool]
+    changes: Sequence[Change],
+    run: Runner,
+    is_out_of_memory: Callable[[BaseException], bool],
+    *,
+    limit_s: float = math.inf,
 ) -> Trial:
-    """Run the step once under `changes`.
+    """Run the step once under `changes`. What it prints is dropped: its first run has shown it.
 
     Returns:
-        The trial; with the text of the error if the step does not run under these changes.
+        The trial; with the text of the error if the step does not run under these changes, or
+        takes longer than `limit_s` seconds.
     """
     copied = Copied()
     ordered = sorted(changes, key=lambda change: change.order)
@@ -144,7 +190,8 @@ def tried(
         with ExitStack() as stack:
             for change in ordered:
                 stack.enter_context(change.trying(copied))
-            figures = run()
+            with _silent(), _ended_after(limit_s):
+                figures = run()
     except Exception as error:
         named = getattr(error, "names_error", False)
         text = (str(error) if named else f"{type(error).__name__}: {error}").partition("\n")[0]
@@ -154,21 +201,113 @@ def tried(
     return Trial(tuple(changes), figures, host_bytes=copied.bytes)
 
 
-def flops_of(changes: Sequence[Change], run: Runner) -> int | None:
-    """Return the floating-point operations of a run, by torch's own counter; None if it fails."""
-    from torch.utils.flop_counter import FlopCounterMode
+@functools.cache
+def _nowhere() -> TextIO:
+    # Never closed: a logger that a step makes may keep it.
+    return open(os.devnull, "w", encoding="utf-8")
 
-    counter = FlopCounterMode(display=False)
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what the block prints."""
+    with redirect_stdout(_nowhere()), redirect_stderr(_nowhere()):
+        yield
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """End the block after so many seconds, as Ctrl-C does: also one that waits.
+
+    Raises:
+        TooLongError: if that was necessary.
+    """
+    thread = threading.main_thread()
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if math.isinf(seconds) or not is_usual or threading.current_thread() is not thread:
+        yield
+        return
+    is_over = threading.Event()
+
+    def end() -> None:
+        is_over.set()
+        if hasattr(signal, "pthread_kill"):  # not on Windows; it also ends a wait
+            signal.pthread_kill(thread.ident or 0, signal.SIGINT)
+        else:
+            interrupt_main()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_over.is_set():
+            raise
+        raise TooLongError(f"it takes longer than {seconds:.0f} s") from None
+    finally:
+        timer.cancel()
+
+
+def flops_of(
+    changes: Sequence[Change],
+    run: Runner,
+    beside: Callable[[Callable[[], int]], AbstractContextManager[object]] | None = None,
+) -> int | None:
+    """Return the floating-point operations of a run, by torch's formulas; None if it fails.
+
+    Args:
+        changes: what the run is tried under.
+        run: runs the step once.
+        beside: returns a context for the run; it gets a function that returns the operations that
+            were counted so far.
+    """
+    counter = _Operations()
     try:
         with ExitStack() as stack:
             for change in sorted(changes, key=lambda change: change.order):
                 stack.enter_context(change.trying(Copied()))
+            if beside is not None:
+                stack.enter_context(beside(lambda: counter.total))
             # A mode of its own may raise the peak, so these figures are not used.
-            with counter:
+            with _silent(), counter:
                 run()
     except Exception:  # the counter refuses some code that runs without it
         return None
-    return int(counter.get_total_flops())
+    return counter.total
+
+
+class _Operations(TorchDispatchMode):
+    """Counts floating-point operations as torch's ``FlopCounterMode`` does.
+
+    That one also counts for each module, which takes longer than the run on an emulated device.
+    """
+
+    supports_higher_order_operators = True
+    _whole: ClassVar[set[Any]] = set()
+    """Operators that do not consist of others."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        packet = getattr(func, "overloadpacket", None)
+        if packet is None:  # an operator of a higher order, which calls others
+            return NotImplemented
+        formula = flop_registry.get(packet)
+        if formula is None and func not in self._whole:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            self._whole.add(func)
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=result))
+        return result
 
 
 @contextmanager

@@ -119,7 +119,8 @@ def step_in_backward(optimizer):
         if owner() is None:
             return
         own, group = owner().of_parameter[parameter]
-        own.param_groups[0]["lr"] = group["lr"]  # that of a scheduler
+        changed = {name: group[name] for name in group if name not in ("params", "param_names")}
+        own.param_groups[0].update(changed)  # by a scheduler
         own.step()
         own.zero_grad()
 

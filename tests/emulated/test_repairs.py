@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_cka_memory.cli.repair import Session, proof_lines
+from pytest_cka_memory.units import format_exact
+
 MODEL = """
 import torch
 from torch import nn
@@ -140,6 +143,50 @@ def test_sharded_program_needs_on_each_of_two_ranks_what_was_tried_in_one_proces
         assert [int(run.stdout.splitlines()[-1]) for run in runs] == [peak, peak]
         peaks.append(peak)
     assert found["base"] > peaks[0] > peaks[1]
+
+
+def test_sharded_copy_is_proven_on_as_many_ranks(
+    python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--prove`` starts torchrun: each rank has the predicted peak, and the gradients whose parts
+    the ranks have are those of one card.
+    """
+    name = "fully_shard over 2 cards"
+    folder = _written(tmp_path / "as_it_is", MODEL)
+    trials = _trials(python, folder, 2, [name])
+    ((peak, text),) = trials["found"].values()  # type: ignore[attr-defined]
+    test = "import program\n\n\ndef test_step(cka_memory):\n    program.step()\n"
+    Path(folder, "test_it.py").write_text(test, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    found = {
+        "test": "test_it.py::test_step",
+        "sizes": [4, 128],
+        "recommended": [
+            {
+                "name": name,
+                "cards": 2,
+                "peak_bytes": peak,
+                "numbers": trials["numbers"][name],  # type: ignore[index]
+                "files": {f"{folder}/program.py": text},
+            }
+        ],
+    }
+    session = Session("emulate:cuda:a100,devices=2,values=off", [], shows_progress=False)
+    of_peak, of_numbers = proof_lines(session, found)
+    subject = f"proven: {name}: each of 2 ranks of the copy has the peak"
+    assert of_peak == f"{subject} {format_exact(peak)}"
+    assert of_numbers.startswith("numbers: equal, bit for bit (28 losses, gradients and results")
+
+
+def test_models_that_draw_nothing_are_split(python: Run, tmp_path: Path) -> None:
+    """Random numbers of the device are drawn by the model only if it has a layer that does so."""
+    noisy = MODEL.replace("x = block(x)", "x = nn.functional.dropout(block(x), 0.1)")
+    found = {}
+    for name, text in (("plain", MODEL), ("noisy", noisy)):
+        numbers = _trials(python, _written(tmp_path / name, text), 1)["numbers"]
+        found[name] = numbers["2 micro-batches"]  # type: ignore[index]
+    drawn = "changes the numbers: each part draws random numbers of its own"
+    assert found == {"plain": "last digits differ", "noisy": drawn}
 
 
 def test_one_card_is_not_shared(python: Run, tmp_path: Path) -> None:

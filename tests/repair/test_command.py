@@ -3,10 +3,13 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
+from pytest_cka_memory.cli.repair import Session, _about_peak
+from pytest_cka_memory.plugin.repair_session import Task
 
 BRIEFLY = ("--seconds", "6")
 """Of processor time: enough to try each change alone."""
@@ -149,3 +152,22 @@ def test_page_draws_memory_before_and_after(
     assert "budget: 4.00 MB" in figure
     assert len(re.findall(r"<path class='(?:was|now)' d='M0,\d+\.\d\dH\d", figure)) == 2
     assert "wrote page.html" in out
+
+
+class Failing(Session):
+    """Sessions in which the test fails on the second of two ranks."""
+
+    def results(self, task: Task, **_: Any) -> list[dict[str, Any]]:
+        assert task.ranks == 2
+        return [{"peak_bytes": 1, "ranks": [{"peak_bytes": 1}, {"error": "ValueError: no"}]}]
+
+
+def test_ranks_that_do_not_run_are_named_with_the_command_to_run_them(tmp_path: Path) -> None:
+    """A copy for several cards that fails is not proven; the user can start its ranks himself."""
+    each = {"name": "fully_shard", "cards": 2, "peak_bytes": 1, "numbers": "", "files": {"a": ""}}
+    session = Failing("emulate:cuda:h100,devices=2,values=off", [])
+    assert _about_peak(session, "test_it.py::test_step", each, tmp_path) == (
+        "not proven: fully_shard: the patched copy does not run: ValueError: no; write the patch "
+        "and run: torchrun --standalone --nproc-per-node=2 -m pytest --cka-memory-report "
+        "--cka-memory-device=emulate:cuda:h100,devices=2,values=off test_it.py::test_step"
+    )

@@ -10,9 +10,8 @@ import small_models
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.repair.changes import checkpointing
-from pytest_cka_memory.repair.changes.checkpointing import Selection, change_for
+from pytest_cka_memory.repair.changes.checkpointing import Selection, change_for, fewest
 from pytest_cka_memory.repair.observation import observing
-from pytest_cka_memory.repair.search import fewest
 from pytest_cka_memory.repair.trials import Figures, tried
 
 pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")

@@ -11,8 +11,7 @@ import torch
 from pytest_cka_memory.repair import means
 from pytest_cka_memory.repair.changes import offered
 from pytest_cka_memory.repair.observation import observing
-from pytest_cka_memory.repair.search import keeps_numbers
-from pytest_cka_memory.repair.trials import Figures, tried
+from pytest_cka_memory.repair.trials import Figures, keeps_numbers, tried
 
 
 def verdict_on(step: Callable[[], Any], name: str) -> str:

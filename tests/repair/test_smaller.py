@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_cka_memory.cli import repair
-from pytest_cka_memory.repair.smaller import Sizes, instead_of, made_smaller
+from pytest_cka_memory.repair.smaller import Sizes, instead_of, made_smaller, sizes_to_try
 
 BEFORE, NOW = Sizes(8, 100), Sizes(4, 10)
 
@@ -76,8 +75,11 @@ def test_sizes_in_words() -> None:
 
 def test_sizes_of_a_proof_depend_on_the_work() -> None:
     """A step of much work begins with smaller sizes; one of little with its own."""
-    found = {"sizes": [8, 1024], "peak_bytes": 2**20}
-    small, large = {**found, "flops": 10**6}, {**found, "flops": 10**13}
-    assert next(repair._sizes(small)) == Sizes(8, 1024)
-    assert next(repair._sizes(large)) == Sizes(4, 64)
-    assert list(repair._sizes({**found, "peak_bytes": 2**60})) == [Sizes(4, 64)]
+    before = Sizes(8, 1024)
+
+    def sizes(peak_bytes: int, flops: int) -> list[Sizes]:
+        return list(sizes_to_try(before, peak_bytes=peak_bytes, flops=flops, seconds=120))
+
+    assert sizes(2**20, 10**6)[0] == Sizes(8, 1024)
+    assert sizes(2**20, 10**13)[0] == Sizes(4, 64)
+    assert sizes(2**60, 10**6) == [Sizes(4, 64)]

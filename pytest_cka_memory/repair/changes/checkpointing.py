@@ -2,11 +2,15 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import combinations, islice
+from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from pytest_cka_memory.repair.changes.forwards import Forward, forward_of_class
 from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
@@ -24,6 +28,7 @@ from pytest_cka_memory.repair.written import (
 GROUP = "checkpoint"
 _MOST_CLASSES = 4
 _ORDER = 1
+_MOST_SWAPS = 40
 
 
 @dataclass(frozen=True)
@@ -190,3 +195,105 @@ def _one(selection: Selection, wrapper: Callable[[Forward], Forward]) -> Iterato
     )
     with calls_followed(begins), inner:
         yield
+
+
+@contextmanager
+def counting(every: Selection, again: Counter[int], total: Callable[[], int]) -> Iterator[None]:
+    """Checkpoint all modules of a class, in the block, and count what each of them computes again.
+
+    Args:
+        every: the class, and the model that has its modules.
+        again: number of a module -> by how much `total` rises while it is computed again; -1 for
+            modules outside the model.
+        total: returns what was computed so far.
+    """
+    numbers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+
+    def begins(module: torch.nn.Module, outer: list[torch.nn.Module]) -> None:
+        if not outer and class_of(module) is every.root.kind:
+            numbers.update({each: n for n, each in enumerate(of_class(module, every.kind))})
+
+    @contextmanager
+    def counted(number: int) -> Iterator[None]:
+        before = total()
+        try:
+            yield
+        finally:  # torch ends it with an exception when it has what backward needs
+            again[number] += total() - before
+
+    def wrapper(forward: Forward) -> Forward:
+        def run(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            number = numbers.get(module, -1)
+            return checkpoint(
+                forward,
+                module,
+                *args,
+                use_reentrant=False,
+                context_fn=lambda: (nullcontext(), counted(number)),
+                **kwargs,
+            )
+
+        return run
+
+    with calls_followed(begins), forward_of_class(every.kind, wrapper):
+        yield
+
+
+def fewest(
+    every: Selection,
+    fits: Callable[[Selection], bool],
+    is_late: Callable[[], bool] = lambda: False,
+) -> tuple[int, ...] | None:
+    """Return the fewest modules whose checkpoints fit, by running the step; None if none fit.
+
+    Modules that save most come first, of equal ones those that run first: what the last one saves
+    is computed again while everything else is still live. Then single modules are exchanged.
+    """
+    count = every.count
+    saved = every.root.saved_bytes.get(every.kind, [])[:count]
+    saved += [0] * (count - len(saved))
+    ranked = sorted(range(count), key=lambda number: -saved[number])
+
+    def chosen(numbers: Iterable[int]) -> bool:
+        some = tuple(sorted(numbers))
+        selection = replace(every, numbers=None if len(some) == count else some)
+        return bool(some) and fits(selection)
+
+    # All of them may need more than some: what one computes again is live beside the rest.
+    some_that_fit = (
+        size for size in range(count, 0, -1) if not is_late() and chosen(ranked[:size])
+    )
+    high = next(some_that_fit, 0)
+    if not high:
+        others = (some for size in range(1, count) for some in combinations(ranked, size))
+        limited = islice(others, _MOST_SWAPS)
+        return next((tuple(sorted(it)) for it in limited if not is_late() and chosen(it)), None)
+    low = 0  # `high` fit, `low` do not
+    while high - low > 1 and not is_late():
+        middle = (low + high) // 2
+        if chosen(ranked[:middle]):
+            high = middle
+        else:
+            low = middle
+    best = tuple(ranked[:high])
+    tries = 0
+    while len(best) > 1:
+        for other in _neighbours(ranked, len(best) - 1):
+            tries += 1
+            if tries > _MOST_SWAPS or is_late():
+                return tuple(sorted(best))
+            if chosen(other):
+                best = other
+                break
+        else:
+            break
+    return tuple(sorted(best))
+
+
+def _neighbours(ranked: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    """Yield other choices of `count` modules, those first that exchange one of the best."""
+    first, rest = ranked[:count], ranked[count:]
+    for new in rest:
+        for number in range(count - 1, -1, -1):
+            yield (*first[:number], *first[number + 1 :], new)
+    yield from combinations(ranked, count)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
-from pytest_cka_memory.repair.modules import calls_followed, class_of
+from pytest_cka_memory.repair.modules import calls_followed, class_of, with_own_forward
 from pytest_cka_memory.repair.observation import Root
 from pytest_cka_memory.repair.trials import replaced
 from pytest_cka_memory.repair.written import text_of, with_forward
@@ -23,14 +23,21 @@ def forward_of_class(
     chosen: Callable[[torch.nn.Module], bool] = lambda module: True,
 ) -> Iterator[None]:
     """Wrap the forward of the modules of one class that are chosen, in the block."""
-    plain = kind.forward
-    changed = wrapper(plain)
+    is_ended: list[bool] = []  # a class that is made in the block may keep the new forward
 
-    def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        wanted = class_of(module) is kind and chosen(module)
-        return (changed if wanted else plain)(module, *args, **kwargs)
+    def choosing(plain: Forward) -> Forward:
+        changed = wrapper(plain)
 
-    with replaced(kind, "forward", forward):
+        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            wanted = not is_ended and class_of(module) is kind and chosen(module)
+            return (changed if wanted else plain)(module, *args, **kwargs)
+
+        return forward
+
+    with ExitStack() as stack:
+        stack.callback(is_ended.append, True)
+        for owner in with_own_forward(kind):
+            stack.enter_context(replaced(owner, "forward", choosing(owner.forward)))
         yield
 
 

@@ -101,6 +101,8 @@ def _in_backward(observed: Observed) -> Iterator[Change | Refusal]:
         yield Refusal(name, "gradients are read between backward and step, as to clip them")
     elif observed.accumulates:
         yield Refusal(name, "several backward passes add to one gradient")
+    elif observed.until_step.because:
+        yield Refusal(name, observed.until_step.because)
     elif observed.is_higher_order:
         yield Refusal(name, "a graph is kept for another backward pass")
     elif observed.backward_calls and all(site is not None for site in observed.optimizers.values()):

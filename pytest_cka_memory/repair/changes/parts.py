@@ -109,6 +109,10 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
         numbers = differing
     elif observed.has_dropout:
         numbers = "changes the numbers: dropout draws others"
+    elif observed.draws:
+        numbers = "changes the numbers: each part draws random numbers of its own"
+    elif any(map(observed.mixing.concerns, sizes)):
+        numbers = "changes the numbers: rows of the batch depend on each other"
     for count in _COUNTS:
         if all(size % count == 0 for size in sizes):
             decorator = f"in_micro_batches({count})"

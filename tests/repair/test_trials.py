@@ -1,0 +1,64 @@
+"""A trial: what it prints, and how long it may take."""
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pytest_cka_memory.repair import trials
+from pytest_cka_memory.repair.trials import Change, Copied, Figures, Trial, flops_of, tried
+
+
+def tried_with_limit(seconds: float, limit_s: float) -> Trial:
+    """Try a step that waits."""
+
+    def run() -> Figures:
+        time.sleep(seconds)
+        return Figures(1, None)
+
+    return tried([], run, lambda error: False, limit_s=limit_s)
+
+
+def test_trial_that_hangs_is_ended() -> None:
+    """Its row says why it has no peak; a trial within the limit is not disturbed."""
+    began = time.monotonic()
+    assert tried_with_limit(30, 1).error == "it takes longer than 1 s"
+    assert time.monotonic() - began < 20
+    assert tried_with_limit(0, 30).peak_bytes == 1
+
+
+def test_ctrl_c_in_a_trial_is_not_taken_for_its_limit() -> None:
+    """It ends the search, which the limit does not."""
+
+    def run() -> Figures:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tried([], run, lambda error: False, limit_s=30)
+
+
+def test_limit_follows_the_step_as_it_is() -> None:
+    """A quick step may take a minute under a change, a slow one ten times as long as it is."""
+    assert [trials.limit_after(seconds) for seconds in (0.1, 6, 60)] == [60, 60, 600]
+
+
+def test_what_a_step_prints_in_a_trial_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would be shown dozens of times; what other code prints afterwards is shown."""
+
+    @contextmanager
+    def change(copied: Copied) -> Iterator[None]:
+        yield
+
+    def run() -> Figures:
+        print("to stdout")
+        print("to stderr", file=sys.stderr)
+        return Figures(1, None)
+
+    assert tried([Change("nothing", "none", change)], run, lambda error: False).error == ""
+    assert flops_of((), run) == 0
+    assert tried([], run, lambda error: False, limit_s=math.inf).peak_bytes == 1
+    print("after")
+    assert capsys.readouterr() == ("after\n", "")
