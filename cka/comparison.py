@@ -116,7 +116,8 @@ class CKA:
             model2_name: name of model2 in the result; by default its class.
             device: the device on which both models run. None means each model's own device if it
                 is an accelerator, otherwise the current accelerator, or the CPU if none is
-                available. ``compare`` moves a model there and back if necessary.
+                available. ``compare`` moves a model there and back if necessary; one that is
+                sharded over ranks stays where its shards are.
             measure: "cka" (default), or similarity by nearest neighbours (Huh et al. 2024):
                 "mutual_knn" or "cknna", or ``cka.MutualKNN(k=20)`` or ``cka.CKNNA(k=20)`` for other
                 numbers of neighbours than 10. They need the features of all samples.

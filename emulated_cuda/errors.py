@@ -3,13 +3,20 @@
 WITHOUT_VALUES = "switch values off (values=off, values=False or --no-values)"
 """What their texts advise where memory alone is of interest."""
 
+LOAD_BEFORE = (
+    "load the emulated device before, or do not call torch.cuda.is_available(), "
+    "torch.cuda.device_count() or torch.accelerator at the top of a conftest.py, a plugin or a "
+    "module"
+)
+"""What their texts advise if the process has looked for devices."""
+
 
 class DeviceError(RuntimeError):
     """A device that cannot be emulated as asked for; the message says what to do."""
 
 
 class TooLateError(DeviceError):
-    """Torch has looked for devices before, and found none."""
+    """The process has looked for devices before, and keeps what it found."""
 
 
 class StaleValueError(RuntimeError):

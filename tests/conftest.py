@@ -30,7 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Tests of the plugin together with these load them explicitly with -p.
-_OTHER_PLUGINS = ("anyio", "asyncio", "cov", "randomly", "repeat")
+_OTHER_PLUGINS = ("anyio", "asyncio", "benchmark", "cov", "randomly", "repeat")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from cka.errors import LayerError
 Selector: TypeAlias = str | int | type[nn.Module] | Callable[..., bool]
 Layers: TypeAlias = Selector | Sequence[Selector] | None
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 # These are never called themselves, so a warning that they did not run would be useless.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
@@ -225,9 +227,11 @@ def _glob_hint(pattern: str, layer_names: Sequence[str]) -> str:
 
 def _selects(predicate: Callable[..., bool], name: str, module: nn.Module) -> bool:
     try:
-        wanted = len(inspect.signature(predicate).parameters)
+        parameters = list(inspect.signature(predicate).parameters.values())
     except (TypeError, ValueError):  # built-in functions may have no signature
-        wanted = 1
+        parameters = []
+    # That of operator.attrgetter("x") is (*args, **kwargs) in some releases of Python 3.12.
+    wanted = sum(each.kind in _POSITIONAL for each in parameters)
     return bool(predicate(name, module) if wanted >= 2 else predicate(module))
 
 

@@ -168,7 +168,8 @@ def device_for(model: nn.Module, device: torch.device | None, name: str) -> torc
 
     This is ``device`` if it is given; otherwise the model's own device if that is an accelerator;
     otherwise the current accelerator, or the CPU if none is available. A model on several devices
-    is not moved, and its batches are copied to the device of its first weight.
+    is not moved, and its batches are copied to the device of its first weight. Nor is a model that
+    is sharded over ranks: they exchange its weights by a process group of its device.
 
     Args:
         model: the model.
@@ -176,9 +177,17 @@ def device_for(model: nn.Module, device: torch.device | None, name: str) -> torc
         name: name of the model in the message of an error.
 
     Raises:
-        InputError: if the model is on several devices and ``device`` is given.
+        InputError: if the model cannot be moved to ``device``.
     """
     current = devices_of(model)
+    if current and is_sharded(model):
+        if device is not None and _with_index(device) != current[0]:
+            raise InputError(
+                f"{name} cannot run on {device}: it is sharded over ranks, with weights on "
+                f"{current[0]}; omit device to run it as it is, or shard it over a mesh of "
+                f"{device.type}"
+            )
+        return current[0]
     if len(current) > 1:
         if device is not None:
             raise InputError(

@@ -42,6 +42,19 @@ static void* own_function(const char* name) {
   return of_found.dli_fbase == of_self.dli_fbase ? found : nullptr;
 }
 
+static void* own_library() {
+  Dl_info info;
+  return dladdr((void*)&own_library, &info) ? dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY) : nullptr;
+}
+
+// The dynamic linker finds libraries by name in the order in which they were loaded: on a machine with a GPU cuBLAS
+// has loaded the real driver before. The call of dlopen is the last act of this function, so the compiler makes a jump
+// of it, and dlopen goes on looking where its caller's libraries are.
+static void* open_library(const char* name, int flags) {
+  if (name && (!strcmp(name, "libcuda.so.1") || !strcmp(name, "libcuda.so"))) return own_library();
+  return dlopen(name, flags);
+}
+
 static void write_entry(void** entry, void* value) {
   size_t page = sysconf(_SC_PAGESIZE);
   void* start = (void*)((uintptr_t)entry / page * page);
@@ -55,6 +68,8 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
     if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
       dynamic = (const ElfW(Dyn)*)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
   if (!dynamic) return 0;
+  Dl_info info;
+  if (dladdr((void*)&take_over, &info) && (uintptr_t)info.dli_fbase == library->dlpi_addr) return 0;  // this library
   const ElfW(Sym)* symbols = nullptr;
   const char* names = nullptr;
   const ElfW(Rela)* tables[2] = {};
@@ -75,8 +90,9 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
       if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
       const ElfW(Sym)& symbol = symbols[ELF64_R_SYM(relocation.r_info)];
       const char* name = names + symbol.st_name;
-      if (symbol.st_shndx || !is_of_cuda(name)) continue;
-      void* ours = own_function(name);
+      bool opens = !strcmp(name, "dlopen");
+      if (symbol.st_shndx || !(opens || is_of_cuda(name))) continue;
+      void* ours = opens ? (void*)&open_library : own_function(name);
       auto entry = (void**)(library->dlpi_addr + relocation.r_offset);
       if (!ours || *entry == ours) continue;
       replaced.emplace_back(entry, *entry);
@@ -87,9 +103,7 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
 
 // Takes over libraries that were loaded since the last call; returns how many entries now lead here.
 API int emulated_take_over() {
-  Dl_info info;
-  if (!dladdr((void*)&own_function, &info)) return 0;
-  self = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
+  self = own_library();
   if (!self) return 0;
   size_t before = replaced.size();
   dl_iterate_phdr(take_over, nullptr);

@@ -5,33 +5,35 @@ Nothing here imports torch: the library has to be loaded first.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from emulated_cuda.cards import CONTEXT_BYTES, Card
-from emulated_cuda.errors import DeviceError
+from emulated_cuda.errors import LOAD_BEFORE, DeviceError, TooLateError
 
 MOST_DEVICES = 16
 LIBRARY = "emulated_cuda._cuda"
 NVML = "emulated_cuda._nvml"
-_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name in every version
 
 
 def check_available() -> tuple[int, int]:
     """Return the CUDA version of the installed torch, which is not imported.
 
+    A machine may have a GPU of its own: programs without an emulated device go on using it.
+
     Raises:
         DeviceError: if this machine or this installation cannot emulate a device.
     """
     _check_platform()
-    _check_no_driver()
     cuda = _cuda_of_torch()
     for module in (LIBRARY, NVML):
         path_of_compiled(module)
@@ -100,10 +102,37 @@ def check_addresses(size: int) -> None:
         ) from error
 
 
+def check_no_driver_in_use() -> None:
+    """Refuse a process that uses the driver of the machine's own GPU, or has loaded its NVML.
+
+    That a machine has them does no harm: the linker finds a library that is loaded by its name,
+    and so finds those of this package if they come first. The real driver comes first if torch
+    was imported before: cuBLAS loads it, but starts it only when a device is looked for.
+
+    Raises:
+        TooLateError: names the library.
+    """
+    driver, nvml = mapped_path("libcuda.so"), mapped_path("libnvidia-ml.so")
+    found = nvml or (driver if driver is not None and _is_started(driver) else None)
+    if found is not None:
+        raise TooLateError(
+            f"the emulated CUDA device comes too late: it takes the place of NVIDIA's driver, and "
+            f"this process uses {found} already; {LOAD_BEFORE}"
+        )
+
+
 def is_mapped(name: str) -> bool:
     """Whether a file whose name starts so is mapped into this process."""
+    return mapped_path(name) is not None
+
+
+def mapped_path(name: str) -> str | None:
+    """Return the path of a file whose name starts so and that is mapped into this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        return any(f"/{name}" in line for line in maps)
+        for line in maps:
+            if f"/{name}" in line:
+                return line[line.index("/") :].strip()
+    return None
 
 
 def path_of_compiled(module: str) -> str:
@@ -146,18 +175,10 @@ def _check_platform() -> None:
         )
 
 
-def _check_no_driver() -> None:
-    found = next((path for path in _DRIVER_FILES if os.path.exists(path)), None)
-    if found is not None:
-        raise DeviceError(
-            f"an emulated CUDA device would hide this machine's GPU from torch: {found} exists, so "
-            f"an NVIDIA driver is present; use the GPU, or run on a machine without one"
-        )
-    if is_mapped("libcuda.so"):
-        raise DeviceError(
-            "an emulated CUDA device takes the place of the CUDA driver, and another libcuda.so is "
-            "loaded in this process already; load nothing that uses it before torch"
-        )
+def _is_started(driver: str) -> bool:
+    """Whether the process has initialized this driver, as torch does to count devices."""
+    count: Callable[..., int] | None = getattr(ctypes.CDLL(driver), "cuDeviceGetCount", None)
+    return count is None or count(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED
 
 
 def _cuda_of_torch() -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import Any
 from emulated_cuda import activation, imports
 from emulated_cuda import torch_versions as versions
 from emulated_cuda.cards import CONTEXT_BYTES, Card
-from emulated_cuda.errors import DeviceError, TooLateError
+from emulated_cuda.errors import LOAD_BEFORE, DeviceError, TooLateError
 from emulated_cuda.loading import checks
 
 _LEAST_ADDRESSES = 2**38
@@ -59,6 +59,7 @@ class Library:
 
     def __init__(self, card: Card, devices: int, total_bytes: int) -> None:
         cuda = checks.check_available()
+        checks.check_no_driver_in_use()
         checks.check_kernels(card, cuda)
         settings = _settings(card, devices, total_bytes, cuda)
         checks.check_addresses(devices * settings.address_bytes)
@@ -131,10 +132,8 @@ class Library:
             self._functions.emulated_give_back()
             raise TooLateError(
                 "the emulated CUDA device comes too late: torch was imported in this process and "
-                "asked for CUDA devices, and it keeps the answer that there are none; load the "
-                "emulated device before, or do not call torch.cuda.is_available(), "
-                "torch.cuda.device_count() or torch.accelerator at the top of a conftest.py, a "
-                "plugin or a module"
+                "asked for CUDA devices, and it keeps the answer that there are none; "
+                f"{LOAD_BEFORE}"
             )
 
     def _follow_libraries(self) -> None:

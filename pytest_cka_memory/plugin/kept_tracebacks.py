@@ -93,15 +93,27 @@ def _running_frames() -> list[FrameType]:
 def _references_of_frames(error: BaseException, running: Sequence[FrameType]) -> int:
     """Return how often an exception is a variable of the code that has ended with it."""
     count = 0
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame in running:
-            continue
+    for frame in _frames_of(error) - set(running):
         for value in gc.get_referents(frame):
             count += value is error
             is_copy = type(value) is dict and value is not frame.f_globals
             if is_copy and value is not frame.f_builtins:
                 count += sum(each is error for each in value.values())
     return count
+
+
+def _frames_of(error: BaseException) -> set[FrameType]:
+    """Return the frames of a traceback and those that called them.
+
+    In Python 3.12 a frame that has ended keeps its callers, such as the end of a ``with`` block.
+    """
+    frames: set[FrameType] = set()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        caller: FrameType | None = frame
+        while caller is not None and caller not in frames:
+            frames.add(caller)
+            caller = caller.f_back
+    return frames
 
 
 def note_failure(item: pytest.Item) -> None:

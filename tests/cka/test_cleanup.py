@@ -356,3 +356,21 @@ def test_model_on_several_devices_is_not_moved():
         InputError, match=r"model1 cannot run on cpu: it is spread over cpu, cuda:1; omit device"
     ):
         device_for(Spread(), torch.device("cpu"), "model1")
+
+
+def test_model_that_is_sharded_over_ranks_is_not_moved(monkeypatch):
+    """Shards on the CPU stay there beside a GPU, because their ranks exchange them on the CPU."""
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: gpu)
+    model = mlp()
+    assert device_for(model, None, "model1") == gpu
+    for weight in model.parameters():
+        weight.device_mesh = "a mesh of the CPU"
+    assert device_for(model, None, "model1") == cpu
+    assert device_for(model, cpu, "model1") == cpu
+    with pytest.raises(
+        InputError,
+        match=r"model1 cannot run on cuda:0: it is sharded over ranks, with weights on cpu; omit "
+        r"device to run it as it is, or shard it over a mesh of cuda",
+    ):
+        device_for(model, gpu, "model1")

@@ -261,7 +261,7 @@ def test_input_changed_in_place_by_the_first_model_is_an_error():
     """If the first model changes a batch in place, the second one would get a different input."""
     first = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4))
     with pytest.raises(InputError, match="model1 changes its input in place"):
-        CKA(first, mlp()).compare(batches_of(8), progress=False)
+        CKA(first, mlp(), device="cpu").compare(batches_of(8), progress=False)
 
 
 def test_different_sample_counts_of_two_models_are_an_error():

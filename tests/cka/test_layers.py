@@ -79,6 +79,13 @@ def test_predicate_without_a_signature_gets_the_module():
     assert list(found) == ["layer2", "layer2.0", "layer2.1"]
 
 
+def test_predicate_that_takes_any_arguments_gets_the_module():
+    """``(*args, **kwargs)`` names no second parameter; ``operator`` of Python 3.12 may have it."""
+    got = []
+    select(TwoBlocks(), lambda *args, **kwargs: got.append((args, kwargs)) or True)
+    assert {(len(args), len(kwargs)) for args, kwargs in got} == {(1, 0)}
+
+
 def test_none_selects_all_layers_except_containers_and_the_model():
     """By default all layers are selected except containers, which
     are never called, and the model.

@@ -178,7 +178,7 @@ def test_model_that_changes_its_input_in_place_is_an_error():
     """
     models = {"a": mlp(), "b": nn.Sequential(nn.ReLU(inplace=True)), "c": mlp(1)}
     with pytest.raises(InputError, match="model2 changes its input in place, so model3"):
-        compare_many(models, batches_of(8), progress=False)
+        compare_many(models, batches_of(8), device="cpu", progress=False)
 
 
 def test_mapping_of_results_names_its_pairs():

@@ -41,9 +41,8 @@ def resnet18_in_float64(scale, offset):
 def test_resnet18_is_within_a_millionth_of_float64(scale, offset):
     """For all layers of a random ResNet-18, every entry is within 1e-6 of that in float64."""
     model, batches = cifar_resnet18(), batches_of(12, features=(3, 32, 32))
-    result = CKA(model, pick=lambda name, output: output * scale + offset).compare(
-        batches, progress=False
-    )
+    pick = lambda name, output: output * scale + offset  # noqa: E731
+    result = CKA(model, pick=pick, device="cpu").compare(batches, progress=False)
     labels, expected = resnet18_in_float64(scale, offset)
     assert len(labels) == 75
     assert result.model1_layers == labels
@@ -57,7 +56,7 @@ def test_large_images_are_within_a_millionth_of_float64():
     last = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
     model = nn.Sequential(*first, *then, *last).eval()
     batches = [torch.randn(16, 3, 224, 224)]
-    result = CKA(model).compare(batches, progress=False)
+    result = CKA(model, device="cpu").compare(batches, progress=False)
     expected = reference_matrix(cloned_outputs(model, batches), result.model1_layers)
     assert (result.matrix.double() - expected).abs().max() < 1e-6
 

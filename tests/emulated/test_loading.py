@@ -1,8 +1,11 @@
 """When the device is loaded: before torch, after it, twice, and where it is refused."""
 
 import importlib.util
+import shutil
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 
@@ -183,15 +186,6 @@ def test_card_that_torch_has_no_kernels_for_is_refused(torch_version, card, cuda
     assert message.endswith("; name another card")
 
 
-def test_machine_with_a_driver_is_refused(emulation, tmp_path, monkeypatch):
-    """A machine with a driver is refused, because the emulated device would hide the real one."""
-    monkeypatch.setattr(checks, "_DRIVER_FILES", (str(tmp_path),))
-    assert refusal() == (
-        f"an emulated CUDA device would hide this machine's GPU from torch: {tmp_path} exists, so "
-        f"an NVIDIA driver is present; use the GPU, or run on a machine without one"
-    )
-
-
 @pytest.mark.parametrize(
     ("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")]
 )
@@ -251,24 +245,62 @@ def test_limit_of_the_address_space_is_refused(python):
 
 
 DRIVER = """
-import ctypes, os, subprocess, sys, tempfile
-folder = tempfile.mkdtemp()
-source = os.path.join(folder, "driver.c")
-open(source, "w").write("int cuInit(unsigned flags) { return 100; }")
-driver = os.path.join(folder, "libcuda.so.1")
-subprocess.run(["gcc", "-shared", "-o", driver, source], check=True)
-ctypes.CDLL(driver)
+static int is_started;
+int cuInit(unsigned flags) { is_started = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return is_started ? 0 : 3; }
+"""
+LOADED = """
+import os
+folder = os.environ["LD_LIBRARY_PATH"]
+print([name for name in os.listdir(folder) if f"{folder}/{name}" in open("/proc/self/maps").read()])
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> Path:
+    """Return a folder with libraries that the linker takes for the driver of a GPU."""
+    if shutil.which("gcc") is None:
+        pytest.skip("requires gcc")
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER, encoding="utf-8")
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", name, "driver.c"]
+        subprocess.run(command, cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("start", "found"), [(EARLY, []), (LATE, ["libcuda.so.1"])], ids=["before torch", "after torch"]
+)
+def test_device_is_emulated_beside_a_driver(python, driver, start, found):
+    """On a machine with a GPU, code finds the emulated device, also where torch was imported."""
+    run = python("-c", start + USE + LOADED, LD_LIBRARY_PATH=str(driver))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[0] == "Tesla T4 True"
+    assert run.stdout.splitlines()[-1] == str(found)  # cuBLAS has loaded the driver with torch
+
+
+OF_DRIVER = """
+import ctypes, sys, torch
+ctypes.CDLL(sys.argv[1]).cuInit(0)
 import emulated_cuda
 try:
     emulated_cuda.load()
 except emulated_cuda.DeviceError as error:
-    print(error)
+    print(type(error).__name__, error)
 """
 
 
-def test_process_that_loaded_another_driver_is_refused(python):
-    """If a process has loaded another driver, libraries would find that one: an error."""
-    assert "another libcuda.so is loaded in this process" in python("-c", DRIVER).stdout
+@pytest.mark.parametrize("library", ["libcuda.so.1", "libnvidia-ml.so.1"])
+def test_process_that_uses_another_driver_is_refused(python, driver, library):
+    """If a process uses the driver of the machine's GPU, it would go on to do so: an error."""
+    run = python("-c", OF_DRIVER, library, LD_LIBRARY_PATH=str(driver))
+    assert run.stdout == (
+        f"TooLateError the emulated CUDA device comes too late: it takes the place of NVIDIA's "
+        f"driver, and this process uses {driver / library} already; load the emulated device "
+        f"before, or do not call torch.cuda.is_available(), torch.cuda.device_count() or "
+        f"torch.accelerator at the top of a conftest.py, a plugin or a module\n"
+    ), run.stderr
 
 
 @pytest.mark.parametrize("order", ["before torch", "after torch"])

@@ -2,7 +2,9 @@
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -405,18 +407,19 @@ def test_generator_of_this_package_is_not_to_be_closed() -> None:
 @pytest.mark.parametrize(
     ("prefix", "value", "keeper"),
     [
-        pytest.param("pytest_rerunfailures.", {}, "the package pytest_rerunfailures", id="global"),
+        pytest.param("stores_errors.", {}, "the package stores_errors", id="global"),
         pytest.param("planted.", {}, None, id="own-module"),
         pytest.param("_pytest.runner.", {}, None, id="pytest-itself"),
         pytest.param("torch.", ModuleType("x"), None, id="torch"),
     ],
 )
 def test_keeper_of_an_exception_is_the_package_that_stores_it(
-    prefix: str, value: Any, keeper: str | None
+    monkeypatch: pytest.MonkeyPatch, prefix: str, value: Any, keeper: str | None
 ) -> None:
     """A stored exception belongs to the package where its path begins, unless it is the user's."""
-    if keeper is not None:
-        pytest.importorskip("pytest_rerunfailures")
+    package = ModuleType("stores_errors")
+    package.__file__ = str(Path("lib", "site-packages", "stores_errors.py"))
+    monkeypatch.setitem(sys.modules, "stores_errors", package)
     path = [Reference(value, None, Root(prefix, "", {"STORE": value}, True), "STORE")]
     assert keeper_of(path) == keeper
 

@@ -19,8 +19,8 @@ import torch
 
 SEEN = []
 
-def use():
-    values = torch.empty(2**25)  # 128 MB: garbage of a few MB may stay for a while
+def use(device):
+    values = torch.empty(2**25, device=device)  # 128 MB: garbage of a few MB may stay for a while
     SEEN.append(weakref.ref(values))
     raise {error}
 
@@ -30,7 +30,7 @@ def no_value_is_alive():
 {mark}
 def test_fails(cka_memory):
     if no_value_is_alive():
-        use()
+        use(cka_memory.device)
 
 def test_after(cka_memory):
     assert len(SEEN) == {runs} and no_value_is_alive()

@@ -246,7 +246,8 @@ def test_gradients_that_are_live_when_a_region_ends_are_counted(session) -> None
         def test_one():
             WEIGHT.sum().backward()
     """
-    run = session(source, "--cka-memory-explain", "--cka-memory-report", forked=True)
+    options = "--cka-memory-device=cpu", "--cka-memory-explain", "--cka-memory-report"
+    run = session(source, *options, forked=True)
     run.assert_outcomes(passed=1)
     kinds = {holding["kind"]: holding["bytes"] for holding in run.regions[0]["at_peak"]}
     assert kinds["gradients"] == 4000 + 4  # of the weight and of its sum
@@ -264,7 +265,8 @@ def test_explain_prints_the_kinds_of_every_region(session) -> None:
             with cka_memory.measure("made"):
                 torch.ones(1000)
     """
-    run = session(source, "--cka-memory-explain", "--cka-memory-report", forked=True)
+    options = "--cka-memory-device=cpu", "--cka-memory-explain", "--cka-memory-report"
+    run = session(source, *options, forked=True)
     run.assert_outcomes(passed=1)
     lines = [line.strip() for line in run.text.splitlines()]
     at = lines.index("test_it.py::test_one made")

@@ -99,7 +99,13 @@ def test_collect_only_does_not_require_the_device(session, device, worker):
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_available_device_is_used(session, device):
     """An available device is used, and the report names it."""
-    run = session(MARKED, f"--cka-memory-device={device}")
+    source = """
+        import pytest
+        import torch
+        @pytest.mark.zero_retention
+        def test_it(cka_memory): torch.ones(1000, device=cka_memory.device)
+        """
+    run = session(source, f"--cka-memory-device={device}")
     run.assert_outcomes(passed=1)
     assert run.report["session"]["device"].startswith("cpu" if device == "cpu" else "")
 

@@ -11,7 +11,13 @@ def test_two():
     KEEP.append(x)
     LAST["x"] = x
 """
-OPTIONS = ("--cka-memory-report", "--cka-memory-html=r.html", "-p", "no:cacheprovider")
+OPTIONS = (
+    "--cka-memory-device=cpu",
+    "--cka-memory-report",
+    "--cka-memory-html=r.html",
+    "-p",
+    "no:cacheprovider",
+)
 
 
 def test_graph_draws_every_holder_in_the_page(session, pytester):

@@ -197,6 +197,7 @@ def test_call_is_not_made(tmp_path):
         ("device that no machine has", pickle.dumps(_segment(device=2**40))),
         ("no snapshot", pickle.dumps({})),
     ],
+    ids=["memo", "nested", "device", "empty"],  # the contents are too long for the environment
 )
 def test_command_refuses_a_hostile_file_in_one_line(tmp_path, capsys, name, content):
     """The command prints one line with the file's name, and exits with 2."""
