@@ -41,8 +41,9 @@ def _import_in_session() -> None:
     ):
         for name in ("ADDOPTS", "PLUGINS", "DISABLE_PLUGIN_AUTOLOAD"):  # set by the first test
             patch.delenv(f"PYTEST_{name}", raising=False)
-        options = "-p", "no:cacheprovider", "--collect-only", f"--rootdir={folder}", folder
-        status = pytest.main([*options], plugins=[_Importing()])
+        # pytest-benchmark leaves something by which later sessions do not warn of unknown marks.
+        options = "-p", "no:cacheprovider", "-p", "no:benchmark", "--collect-only", folder
+        status = pytest.main([*options, f"--rootdir={folder}"], plugins=[_Importing()])
     assert status == pytest.ExitCode.NO_TESTS_COLLECTED, printed.getvalue()
 
 
