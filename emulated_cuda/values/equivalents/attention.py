@@ -232,10 +232,7 @@ def cudnn_forward(
     return cudnn(query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
-@equivalent(
-    *("aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward"),
-    source=_BACKWARD,
-)
+@equivalent("aten::_scaled_dot_product_cudnn_attention_backward", source=_BACKWARD)
 def cudnn_backward(
     grad_out: Tensor,
     query: Tensor,
