@@ -90,5 +90,6 @@ constexpr int kExecutionFailed = 5000;
 WORK(BackendExecute)
 WORK(BatchNormalizationForwardTrainingEx) WORK(BatchNormalizationBackwardEx) WORK(BatchNormalizationForwardInference)
 WORK(PoolingForward)
+WORK(RNNForward) WORK(RNNBackwardData_v8) WORK(RNNBackwardWeights_v8)
 WORK(SpatialTfGridGeneratorForward) WORK(SpatialTfGridGeneratorBackward)
 WORK(SpatialTfSamplerForward) WORK(SpatialTfSamplerBackward)
