@@ -122,13 +122,6 @@ def register_all() -> None:
         (key, name, _kernel_of(name, name in on_cpu) if key == _KEY else _other_kernel(key, name))
         for key, name in new
     ]
-    kernels += [
-        (key, name, recurrent.layer(name, torch.library.get_kernel(name, key).call_boxed))
-        for base in recurrent.LAYERS
-        for name in (f"{base}.input", f"{base}.data")
-        for key in recurrent.LAYER_KEYS
-        if (key, name) not in _known
-    ]
     _known.update((key, name) for key, name, _ in kernels)
     if not kernels:
         return

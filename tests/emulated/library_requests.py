@@ -58,6 +58,27 @@ def attend(
     return passes(run, *inputs)
 
 
+def normalize(*shape: int, dtype: torch.dtype = torch.float32) -> Parts:
+    """Return batch normalization of channels last, with weights in single precision."""
+    channels_last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    module = torch.nn.BatchNorm2d if len(shape) == 4 else torch.nn.BatchNorm3d
+    x = torch.zeros(shape, device="cuda", dtype=dtype).contiguous(memory_format=channels_last)
+    return passes(module(shape[1]).cuda(), x.requires_grad_())
+
+
+def recur(kind: str, length: int, batch: int, *sizes: int, **options: Any) -> Parts:
+    """Return a recurrent layer."""
+    dtype = options.pop("dtype", torch.float32)
+    layer = getattr(torch.nn, kind)(*sizes, **options).to("cuda", dtype)
+    return passes(layer, tensor(length, batch, sizes[0], dtype=dtype))
+
+
+def asked(parts: Parts) -> Any:
+    """Return all sizes, negative if they are freed."""
+    row = requests(*parts)
+    return row.get("failed") or row["events"]
+
+
 def workspaces(parts: Parts) -> Any:
     """Return the sizes that are freed before anything else is asked for, except single numbers."""
     row = requests(*parts)
@@ -66,4 +87,9 @@ def workspaces(parts: Parts) -> Any:
     return row.get("failed") or [size for size, freed in pairs if size == -freed and size > 8]
 
 
-print(json.dumps({case: workspaces(eval(case)) for case in json.loads(sys.argv[1])}))
+def answer(case: str) -> Any:
+    parts = eval(case)
+    return asked(parts) if case.startswith("recur") else workspaces(parts)
+
+
+print(json.dumps({case: answer(case) for case in json.loads(sys.argv[1])}))

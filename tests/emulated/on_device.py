@@ -346,10 +346,6 @@ UNSUPPORTED = {
         "on the CPU",
         lambda: torch.eye(4).to_sparse().cuda() @ torch.ones(4, 4, device="cuda"),
     ),
-    "cudnnSetDropoutDescriptor": (
-        "torch.backends.cudnn.enabled = False",
-        lambda: nn.LSTM(4, 4).cuda()(torch.ones(3, 2, 4, device="cuda")),
-    ),
 }
 
 
