@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import card_tables
 import cka_tables
 import compiled_tables
 import cost_tables
@@ -236,6 +237,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "what goes wrong": ranks_tables.hostile,
     },
     DOCS / "explanation" / "real-cards.md": real_cards_tables.TABLES,
+    DOCS / "explanation" / "h100.md": card_tables.TABLES,
     DOCS / "explanation" / "trust.md": {
         "leaks": leaks,
         "suites' reserve": snapshot_tables.suites,

@@ -10,18 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 _BACKWARD_THREADS_S = 0.002
 """A thread of autograd drops what it used last shortly after the backward pass has returned."""
 _KEPT = ("alloc", "free_requested", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 
 
-def requests(
-    *parts: Callable[[], Any],
-    empty: bool = True,
-    look: Callable[[list[Any]], Any] | None = None,
-) -> dict[str, Any]:
+def requests(*parts: Callable[[], Any], empty: bool = True) -> dict[str, Any]:
     """Run functions one after another; return what each of them asked for.
 
     Each function gets nothing; what it returns is kept until all have run, and is then freed.
@@ -29,7 +24,6 @@ def requests(
     Args:
         parts: the functions.
         empty: whether the allocator's cache is emptied before.
-        look: gets what the functions returned; what it returns is ``values``.
 
     Returns:
         ``events`` (of each part, bytes of each request, negative for a free), ``peak`` and
@@ -61,33 +55,18 @@ def requests(
     found["peak_reserved"] = torch.cuda.max_memory_reserved() - reserved
     trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(None)
-    if look is not None and "failed" not in found:
-        found["values"] = look(kept)
     kept.clear()
     signed = [
-        (-event["size"] if "free" in event["action"] else event["size"], "segment" in event["action"])
+        (
+            -event["size"] if "free" in event["action"] else event["size"],
+            "segment" in event["action"],
+        )
         for event in trace
         if event["action"] in _KEPT
     ]
     found["segments"] = [size for size, is_segment in signed if is_segment]
     found["events"] = [size for size, is_segment in signed if not is_segment]
     found["ends"] = ends
-    return found
-
-
-def digest(kept: Any) -> list[list[float | int]]:
-    """Return the number of elements, the sum and the sum of magnitudes of each tensor."""
-    found = []
-    for leaf in _pytree.tree_leaves(kept):
-        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-            host = leaf.detach().cpu().resolve_conj().resolve_neg()
-            if host.is_complex():
-                host = torch.view_as_real(host)
-            if host.is_quantized:
-                continue
-            host = host.double()
-            finite = host[host.isfinite()]
-            found.append([host.numel(), finite.sum().item(), finite.abs().sum().item()])
     return found
 
 

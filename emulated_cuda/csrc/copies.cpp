@@ -79,7 +79,7 @@ static Write recent_writes[256];
 static unsigned next_write;
 std::atomic<uint64_t> launches{0};
 
-static bool is_known(const void* pointer, size_t size) {
+bool is_known(const void* pointer, size_t size) {
   std::lock_guard<std::mutex> guard(memory_mutex);
   auto start = (uintptr_t)pointer;
   for (const Write& write : recent_writes)
@@ -87,7 +87,7 @@ static bool is_known(const void* pointer, size_t size) {
       return true;
   return false;
 }
-static void note_write(const void* start, size_t size) {
+void note_write(const void* start, size_t size) {
   std::lock_guard<std::mutex> guard(memory_mutex);
   recent_writes[next_write++ % 256] = {(uintptr_t)start, size, launches};
 }
@@ -110,7 +110,11 @@ static void copy(void* to, const void* from, size_t size) {
   bool reads = is_on_device(from), writes = is_on_device(to);
   if (phase() == kCopyOperator || (phase() == kOperator && reads && writes)) return;
   if (reads && phase() == kOperator && answer(to, size)) return;
-  if (reads && writes) return copy_committed((char*)to, (const char*)from, size);
+  if (reads && writes) {
+    copy_committed((char*)to, (const char*)from, size);
+    if (!values_are_computed && is_known(from, size)) note_write(to, size);  // such as what a collective gathered
+    return;
+  }
   bool is_left_out = leaves_out_copies && size > kLargestCopied;
   if (writes && is_left_out) return zero((char*)to, size);
   if (reads && is_left_out && !is_pinned(to) && is_private_memory((char*)to, size))

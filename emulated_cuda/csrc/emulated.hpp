@@ -147,6 +147,9 @@ enum Phase : int {
   kCopyOperator  // in an operator that only copies: it writes nothing, the copy is made afterwards
 };
 extern std::atomic<int> values_are_computed;
+// Whether the host wrote these bytes of a device, and no kernel ran since; and that it did (copies.cpp).
+bool is_known(const void* start, size_t size);
+void note_write(const void* start, size_t size);
 Phase phase();
 // Records work that was launched outside an operator: what it would have written is not computed.
 void note_work(const char* name);

@@ -42,6 +42,15 @@ def test_figures_of_real_cards_are_those_that_were_predicted(monkeypatch) -> Non
     ) in README
 
 
+def test_figures_of_the_own_card_are_those_that_were_measured() -> None:
+    """The README has how many figures of the H100 an emulated one repeats to the byte."""
+    file = RESULTS / "card-h100" / "commands.json"
+    both = json.loads(file.read_text("utf-8"))["published"].values()
+    pairs = [(size, row["emulated"][name]) for row in both for name, size in row["card"].items()]
+    equal = sum(card == emulated for card, emulated in pairs)
+    assert f"{equal} of {len(pairs)} figures of an emulated one are equal" in README
+
+
 def test_peaks_of_libraries_are_those_that_were_measured() -> None:
     """The README has the peak of each library beside the bare forward pass."""
     (file,) = RESULTS.glob("libraries-*.json")

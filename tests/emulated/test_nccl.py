@@ -238,6 +238,26 @@ print(grown_kib < 100 * 1024)
     assert [run.stdout.splitlines()[-1] for run in nccl(code, values="off")] == ["True"] * 2
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_values_ddp_finds_equal_models(nccl, ranks):
+    """DDP gathers the numbers of parameters in 8 bytes for each rank, and reads them back."""
+    code = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+model(torch.randn(4, 8, device="cuda")).sum().backward()
+mine = torch.tensor([7 + rank], device="cuda")
+all = [torch.empty_like(mine) for _ in range(ranks)]
+dist.all_gather(all, mine)
+known = [one.item() for one in all]
+computed = torch.ones(1, dtype=torch.int64, device="cuda") * 3
+dist.all_gather(all, computed)
+print(known, [one.item() for one in all])
+"""
+    runs = nccl(code, ranks, values="off")
+    assert [run.stdout.splitlines()[-1] for run in runs] == [
+        f"{[7, 8][:ranks]} {[0, 0][:ranks]}"
+    ] * ranks
+
+
 ONE_PROCESS = """
 import emulated_cuda
 emulated_cuda.load("a100", devices=2)

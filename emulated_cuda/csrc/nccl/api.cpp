@@ -133,6 +133,9 @@ int add(Communicator* communicator, Stream stream, Bytes sent, Bytes received, C
   if (!capture_of(stream)) {  // otherwise a replay does
     if (int code = cannot_send(sent.start, sent.size)) return code;
     note_received(received.start, received.size);
+    // DDP gathers numbers of parameters, and reads them back.
+    if (!values_are_computed && received.size <= kShortMessage && is_known(sent.start, sent.size))
+      note_write(received.start, received.size);
   }
   if (int code = communicator->async_error()) return failed(code, communicator->problem());
   group.given.push_back({communicator, stream, std::move(run), std::move(transfers), {sent}, {received}});

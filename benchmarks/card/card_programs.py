@@ -1,6 +1,6 @@
 """Whole programs: what each asks for from its first tensor to its last, and its reserve.
 
-    python benchmarks/card/programs.py NAME LINES
+    python benchmarks/card/card_programs.py NAME LINES
 
 Each runs in a process of its own on the card of that process, real or emulated, and appends one
 line of JSON.
@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from asked import requests
 
 PROGRAMS: dict[str, Callable[[], Any]] = {}
+NEED_VALUES = ("PyG, graph convolutions", "DDP, one rank")
+"""Programs whose sizes depend on values, or that compare what ranks sent."""
 ENVIRONMENTS: dict[str, dict[str, str]] = {}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 STEPS = 3
 
 
-def program(
-    name: str, **environment: str
-) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def program(name: str, **environment: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Add a program."""
 
     def add(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -88,7 +88,7 @@ def tokens(count: int, length: int, vocabulary: int = 50257) -> Callable[[], tup
 
 def classified(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return the loss of a classifier."""
-    return F.cross_entropy(model(x), target)
+    return functional.cross_entropy(model(x), target)
 
 
 def of_labels(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ class Block(nn.Module):
             mask = torch.ones(length, length, device=x.device, dtype=torch.bool).triu(1)
             y = scores.masked_fill(mask, float("-inf")).softmax(-1) @ v
         else:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(n, length, width))
         return x + self.mlp(self.second(x))
 
@@ -154,7 +154,9 @@ class Gpt(nn.Module):
 def next_token(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return the loss of the next token."""
     logits = model(x)
-    return F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), x[:, 1:].reshape(-1))
+    return functional.cross_entropy(
+        logits[:, :-1].reshape(-1, logits.shape[-1]), x[:, 1:].reshape(-1)
+    )
 
 
 def gpt(
@@ -207,7 +209,9 @@ def _offload() -> None:
     train(model, tokens(4, 512), loss)
 
 
-@program("GPT-2, lengths that change", )
+@program(
+    "GPT-2, lengths that change",
+)
 def _lengths() -> None:
     model = Gpt(512, 8, 6).cuda()
     lengths = iter((100, 1000, 333, 777, 512, 64, 900, 450, 1024, 200))
@@ -249,16 +253,30 @@ def _vision(name: str, count: int, size: int = 224, **named: Any) -> None:
 
     def loss(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         output = model(x)
-        return F.cross_entropy(getattr(output, "logits", output), target)
+        return functional.cross_entropy(getattr(output, "logits", output), target)
 
     train(model.cuda(), images(count, size), loss, **named)
 
 
 for _name, _count in {
-    **{"resnet18": 64, "resnet50": 32, "vgg16": 16, "alexnet": 64, "squeezenet1_1": 32},
-    **{"densenet121": 16, "mobilenet_v2": 32, "mobilenet_v3_large": 32, "efficientnet_b0": 32},
-    **{"convnext_tiny": 16, "swin_t": 16, "vit_b_16": 16, "regnet_y_400mf": 32, "googlenet": 32},
-    **{"shufflenet_v2_x1_0": 32, "maxvit_t": 8, "resnext50_32x4d": 16, "mnasnet1_0": 32},
+    "resnet18": 64,
+    "resnet50": 32,
+    "vgg16": 16,
+    "alexnet": 64,
+    "squeezenet1_1": 32,
+    "densenet121": 16,
+    "mobilenet_v2": 32,
+    "mobilenet_v3_large": 32,
+    "efficientnet_b0": 32,
+    "convnext_tiny": 16,
+    "swin_t": 16,
+    "vit_b_16": 16,
+    "regnet_y_400mf": 32,
+    "googlenet": 32,
+    "shufflenet_v2_x1_0": 32,
+    "maxvit_t": 8,
+    "resnext50_32x4d": 16,
+    "mnasnet1_0": 32,
 }.items():
     program(f"torchvision {_name}, float32")(lambda n=_name, c=_count: _vision(n, c))
 for _name in ("resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0"):
@@ -292,7 +310,7 @@ def _segmented() -> None:
         target = torch.zeros(4, 256, 256, dtype=torch.long).cuda()
         return torch.randn(4, 3, 256, 256).cuda(), target
 
-    train(model, batch, lambda m, x, t: F.cross_entropy(m(x)["out"], t))
+    train(model, batch, lambda m, x, t: functional.cross_entropy(m(x)["out"], t))
 
 
 # ---- Other networks ----
@@ -338,7 +356,7 @@ def _unet(dimensions: int, size: int, **named: Any) -> None:
     def batch() -> tuple[Any, ...]:
         return (torch.randn(2, 1, *(size,) * dimensions).cuda(),)
 
-    train(model, batch, lambda m, x: F.mse_loss(m(x), x), **named)
+    train(model, batch, lambda m, x: functional.mse_loss(m(x), x), **named)
 
 
 program("U-Net, float32")(lambda: _unet(2, 256))
@@ -461,8 +479,12 @@ def _language(kind: str, **sizes: Any) -> nn.Module:
 
 
 _LLAMA = {
-    "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 6,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
 }
 for _kind, _sizes in {
     "GPT2": {"n_embd": 512, "n_layer": 6, "n_head": 8},
@@ -505,22 +527,12 @@ def _checkpointed() -> None:
     train(model, tokens(4, 512, 32000), of_labels, autocast=torch.bfloat16)
 
 
-@program("transformers T5")
-def _t5() -> None:
-    import transformers
-
-    config = transformers.T5Config(d_model=512, num_layers=4, num_heads=8, d_ff=1024)
-    train(
-        transformers.T5ForConditionalGeneration(config).cuda(), tokens(8, 128, 32000), of_labels
-    )
-
-
 @program("transformers ViT")
 def _vit() -> None:
     import transformers
 
     model = transformers.ViTForImageClassification(transformers.ViTConfig()).cuda()
-    train(model, images(16), lambda m, x, t: F.cross_entropy(m(pixel_values=x).logits, t))
+    train(model, images(16), lambda m, x, t: functional.cross_entropy(m(pixel_values=x).logits, t))
 
 
 @program("peft LoRA on Llama")

@@ -1,8 +1,8 @@
 """Put what a card's programs asked for beside what they asked for on an emulated one.
 
-    python benchmarks/card/compare.py CARD EMULATED [--differences KIND]
+    python benchmarks/card/compare_card.py CARD EMULATED [--differences KIND] [--json FILE]
 
-Both are folders that ``run.py`` wrote.
+Both are folders that ``run_card.py`` wrote.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-KINDS = ("programs", "shapes", "opinfo")
+KINDS = ("programs", "layers")
 
 
 def read(folder: Path, kind: str) -> dict[str, list[tuple[str, dict[str, Any]]]]:
@@ -68,23 +68,51 @@ def difference(card: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 def pairs(
     card: Path, here: Path, kind: str
 ) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Yield each row that both folders have, with its name."""
+    """Yield each row that both folders have and that did not fail on the card, with its name."""
     ours = read(here, kind)
     for name, rows in read(card, kind).items():
         for (dtype, row), (_, other) in zip(rows, ours.get(name, []), strict=False):
-            yield name, dtype, row, other
+            if "failed" not in row:
+                yield name, dtype, row, other
+
+
+def row(name: str, card: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one comparison for a result."""
+    found = {"name": name, "outcome": outcome(card, here)}
+    for side, values in (("card", card), ("here", here)):
+        if "failed" in values:
+            found[f"{side}_failed"] = values["failed"]
+            continue
+        found |= {f"{side}_{kind}": values[kind] for kind in ("peak", "peak_reserved")}
+        found[f"{side}_events"] = len(values["events"])
+    return found
+
+
+def result(card: Path, here: Path) -> dict[str, Any]:
+    """Return all comparisons, with what is known of both sides."""
+    return {
+        "card": json.loads((card / "about.json").read_text("utf-8")),
+        "emulated": json.loads((here / "about.json").read_text("utf-8")),
+        **{kind: [row(name, a, b) for name, _, a, b in pairs(card, here, kind)] for kind in KINDS},
+    }
 
 
 def main() -> None:
-    """Print counts, and the differences if they are asked for."""
+    """Print counts; write the result, and print the differences, if they are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("card", type=Path)
     parser.add_argument("emulated", type=Path)
     parser.add_argument("--differences", choices=KINDS)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     for kind in KINDS:
-        counts = Counter(outcome(a, b) for _, _, a, b in pairs(options.card, options.emulated, kind))
+        counts = Counter(
+            outcome(a, b) for _, _, a, b in pairs(options.card, options.emulated, kind)
+        )
         print(f"{kind}: {sum(counts.values())} rows,", dict(counts.most_common()))
+    if options.json:
+        found = result(options.card, options.emulated)
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.differences:
         for name, dtype, a, b in pairs(options.card, options.emulated, options.differences):
             told = outcome(a, b)

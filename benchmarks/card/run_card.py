@@ -1,11 +1,11 @@
-"""Run operators, layers and programs on a card, and keep what each asks torch's allocator for.
+"""Run layers, functions and programs on a card, and keep what each asks torch's allocator for.
 
-    python benchmarks/card/run.py OUT                      # on this machine's GPU
-    python benchmarks/card/run.py OUT --emulate h100       # without one
-    python benchmarks/card/run.py OUT --only programs shapes --jobs 8
+    python benchmarks/card/run_card.py OUT                      # on this machine's GPU
+    python benchmarks/card/run_card.py OUT --emulate h100       # without one
+    python benchmarks/card/run_card.py OUT --only programs --jobs 8
 
 Many processes run at a time, which does not change what one of them asks for. OUT gets one file
-for each kind; ``compare.py`` puts two such folders beside each other.
+for each kind; ``compare_card.py`` puts two such folders beside each other.
 """
 
 import argparse
@@ -23,16 +23,18 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-KINDS = ("programs", "shapes", "opinfo")
-OPINFO_SHARDS = 8
-NEED_VALUES = ("sorting", "indexing", "sparse")
-"""Families of shapes with sizes that depend on values."""
+KINDS = ("programs", "layers")
+NEED_VALUES = (
+    *("sorting", "indexing", "sparse", "optimizers", "losses"),
+    *("linear_algebra", "fourier"),  # their libraries plan nothing without a GPU
+)
+"""Families with sizes that depend on values."""
 _MOST_CRASHES = 30
 
 
 def command(kind: str, emulate: str | None, *, values: bool) -> list[str]:
     """Return how a process of this kind is started, without its arguments."""
-    script = str(HERE / ("programs.py" if kind == "programs" else "operators.py"))
+    script = str(HERE / ("card_programs.py" if kind == "programs" else "card_family.py"))
     emulated = ["-m", "emulated_cuda", "--card", str(emulate)]
     emulated += [] if values else ["--no-values"]
     return [sys.executable, "-W", "ignore", *(emulated if emulate else []), script]
@@ -42,22 +44,17 @@ def jobs(kinds: Sequence[str], emulate: str | None) -> list[tuple[str, list[str]
     """Return kind, command and environment of each process, the longest first."""
     sys.path.insert(0, str(HERE))
     found: list[tuple[str, list[str], dict[str, str]]] = []
-    if "opinfo" in kinds:
-        for shard in range(OPINFO_SHARDS):
-            arguments = ["opinfo", str(shard), str(OPINFO_SHARDS)]
-            found.append(("opinfo", [*command("opinfo", emulate, values=True), *arguments], {}))
-    if "shapes" in kinds:
-        import shapes
+    if "layers" in kinds:
+        import card_functions
 
-        for number, family in enumerate(shapes.FAMILIES):
-            values = family in NEED_VALUES
-            arguments = ["shapes", str(number), str(len(shapes.FAMILIES))]
-            found.append(("shapes", [*command("shapes", emulate, values=values), *arguments], {}))
+        for family in card_functions.FAMILIES:
+            start = command("layers", emulate, values=family in NEED_VALUES)
+            found.append(("layers", [*start, family], {}))
     if "programs" in kinds:
-        import programs
+        import card_programs
 
-        for name, environment in programs.ENVIRONMENTS.items():
-            start = command("programs", emulate, values=False)
+        for name, environment in card_programs.ENVIRONMENTS.items():
+            start = command("programs", emulate, values=name in card_programs.NEED_VALUES)
             found.append(("programs", [*start, name], dict(environment)))
     return found
 
@@ -90,8 +87,9 @@ def run(job: tuple[str, list[str], dict[str, str]], folder: Path, number: int, e
     if kind == "programs" and text:
         with lines.open("a", encoding="utf-8") as file:
             print(json.dumps({"name": arguments[-1], "rows": {"": [{"failed": text}]}}), file=file)
-    told = f"{kind} {' '.join(arguments[arguments.index(next(a for a in arguments if a.endswith('.py'))) + 1 :])}"
-    return f"{told}: {time.monotonic() - begin:.0f} s, {crashes} crashes {text[-200:]}"
+    return (
+        f"{kind} {arguments[-1]}: {time.monotonic() - begin:.0f} s, {crashes} crashes {text[-200:]}"
+    )
 
 
 def about(emulate: str | None) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""Layers and functions at sizes of practice: families of cases for ``operators.py``.
+"""Layers at sizes of practice: families of cases for ``card_family.py``.
 
 A case is a name and a function that makes its inputs on the card and returns the functions whose
 requests are compared, one after another: usually forward and backward.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 Parts = list[Callable[[], Any]]
 Cases = Iterator[tuple[str, Callable[[], Parts]]]
@@ -62,7 +63,9 @@ def layer(
     return make
 
 
-def only(function: Callable[..., Any], *shapes: Any, dtype: Any = torch.float32) -> Callable[[], Parts]:
+def only(
+    function: Callable[..., Any], *shapes: Any, dtype: Any = torch.float32
+) -> Callable[[], Parts]:
     """Return a case of a function without gradients, of tensors with these shapes."""
 
     def make() -> Parts:
@@ -142,7 +145,10 @@ def convolutions_of_other_dimensions() -> Cases:
             f"1d stride, {kind}",
             layer(lambda: nn.Conv1d(1, 512, 10, stride=5), dtype, 4, 1, 16000),
         )
-        yield f"3d, {kind}", layer(lambda: nn.Conv3d(16, 32, 3, padding=1), dtype, 2, 16, 32, 32, 32)
+        yield (
+            f"3d, {kind}",
+            layer(lambda: nn.Conv3d(16, 32, 3, padding=1), dtype, 2, 16, 32, 32, 32),
+        )
         yield (
             f"3d channels last, {kind}",
             layer(
@@ -187,10 +193,18 @@ def products() -> Cases:
         yield f"addmm, {kind}", only(torch.addmm, (512,), (256, 1024), (1024, 512), dtype=dtype)
         yield (
             f"einsum, {kind}",
-            only(lambda a, b: torch.einsum("bij,bjk->ik", a, b), (8, 64, 96), (8, 96, 32), dtype=dtype),
+            only(
+                lambda a, b: torch.einsum("bij,bjk->ik", a, b),
+                (8, 64, 96),
+                (8, 96, 32),
+                dtype=dtype,
+            ),
         )
         yield f"linear, {kind}", layer(lambda: nn.Linear(1024, 4096), dtype, 8, 128, 1024)
-        yield f"linear no bias, {kind}", layer(lambda: nn.Linear(1024, 50257, False), dtype, 512, 1024)
+        yield (
+            f"linear no bias, {kind}",
+            layer(lambda: nn.Linear(1024, 50257, False), dtype, 512, 1024),
+        )
         yield f"linear 1, {kind}", layer(lambda: nn.Linear(1024, 1), dtype, 64, 1024)
         yield (
             f"linear gelu, {kind}",
@@ -204,7 +218,9 @@ def products() -> Cases:
 def _bilinear(dtype: torch.dtype) -> Callable[[], Parts]:
     def make() -> Parts:
         made = nn.Bilinear(64, 32, 16).to("cuda", dtype)
-        sides = (torch.randn(128, n, device="cuda", dtype=dtype, requires_grad=True) for n in (64, 32))
+        sides = (
+            torch.randn(128, n, device="cuda", dtype=dtype, requires_grad=True) for n in (64, 32)
+        )
         return passes(made, *sides)
 
     return make
@@ -222,7 +238,9 @@ def _float8() -> Parts:
     scale = torch.ones((), device="cuda")
     return [
         lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16),
-        lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16, use_fast_accum=True),
+        lambda: torch._scaled_mm(
+            left, right, scale, scale, out_dtype=torch.bfloat16, use_fast_accum=True
+        ),
     ]
 
 
@@ -281,9 +299,9 @@ def _attention(
 
         def attend(*inputs: torch.Tensor) -> torch.Tensor:
             if backend is None:
-                return F.scaled_dot_product_attention(*inputs, **named)
+                return functional.scaled_dot_product_attention(*inputs, **named)
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(*inputs, **named)
+                return functional.scaled_dot_product_attention(*inputs, **named)
 
         return passes(attend, q, k, v) if gradient else [lambda: attend(q, k, v)]
 
@@ -346,19 +364,16 @@ def recurrent() -> Cases:
                 (3, False, 0.0, 512),
                 (1, False, 0.0, 2048),
             ):
-                name = f"{kind}, {short(dtype)}, {layers} layers{', both ways' if both else ''}, {hidden}"
-                yield (
-                    name,
-                    layer(
-                        lambda kind=kind, layers=layers, both=both, dropout=dropout, hidden=hidden: getattr(
-                            nn, kind
-                        )(64, hidden, layers, bidirectional=both, dropout=dropout, batch_first=True),
-                        dtype,
-                        *(16, 50, 64),
-                    ),
-                )
+                ways = ", both ways" if both else ""
+                named = {"bidirectional": both, "dropout": dropout, "batch_first": True}
+                make = partial(getattr(nn, kind), 64, hidden, layers, **named)
+                name = f"{kind}, {short(dtype)}, {layers} layers{ways}, {hidden}"
+                yield name, layer(make, dtype, 16, 50, 64)
     yield "LSTM, packed", _packed
-    yield "LSTM, projected", layer(lambda: nn.LSTM(64, 256, proj_size=64), torch.float32, 50, 16, 64)
+    yield (
+        "LSTM, projected",
+        layer(lambda: nn.LSTM(64, 256, proj_size=64), torch.float32, 50, 16, 64),
+    )
     yield "LSTM without gradient", _lstm_without_gradient
     yield "LSTM cell", _cell
 
@@ -401,7 +416,12 @@ def norms() -> Cases:
         for size in ((8, 64, 56, 56), (32, 512, 7, 7), (256, 32, 32, 32)):
             for last in (False, True):
                 key = f"batch norm {size}, {kind}{', channels last' if last else ''}"
-                yield key, layer(lambda size=size: nn.BatchNorm2d(size[1]), dtype, *size, channels_last=last)
+                yield (
+                    key,
+                    layer(
+                        lambda size=size: nn.BatchNorm2d(size[1]), dtype, *size, channels_last=last
+                    ),
+                )
             yield (
                 f"evaluated {size}, {kind}",
                 layer(lambda size=size: nn.BatchNorm2d(size[1]).eval(), dtype, *size),
@@ -434,7 +454,9 @@ def _norm_in_autocast() -> Parts:
 
 @family
 def losses() -> Cases:
-    def loss(function: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Parts]:
+    def loss(
+        function: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Callable[[], Parts]:
         def make() -> Parts:
             x = torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
             rest = [n for at, n in enumerate(shape) if at != 1]
@@ -446,17 +468,22 @@ def losses() -> Cases:
     for dtype in FLOATS:
         kind = short(dtype)
         for shape in ((4096, 50257), (256, 1000), (2, 21, 256, 256), (1_000_000, 10)):
-            yield f"cross entropy {shape}, {kind}", loss(F.cross_entropy, shape, dtype)
+            yield f"cross entropy {shape}, {kind}", loss(functional.cross_entropy, shape, dtype)
         yield (
             f"label smoothing, {kind}",
-            loss(lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), (256, 1000), dtype),
+            loss(
+                lambda x, t: functional.cross_entropy(x, t, label_smoothing=0.1), (256, 1000), dtype
+            ),
         )
         for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"):
-            yield f"{name}, {kind}", _two_inputs(getattr(F, name), dtype)
-    yield "binary cross entropy", _two_inputs(F.binary_cross_entropy_with_logits, torch.float32)
+            yield f"{name}, {kind}", _two_inputs(getattr(functional, name), dtype)
+    yield (
+        "binary cross entropy",
+        _two_inputs(functional.binary_cross_entropy_with_logits, torch.float32),
+    )
     yield "ctc", _ctc
     yield "triplet", _triplet
-    yield "cosine", _two_inputs(lambda a, b: F.cosine_similarity(a, b), torch.float32)
+    yield "cosine", _two_inputs(lambda a, b: functional.cosine_similarity(a, b), torch.float32)
 
 
 def _two_inputs(function: Callable[..., Any], dtype: torch.dtype) -> Callable[[], Parts]:
@@ -472,12 +499,12 @@ def _ctc() -> Parts:
     x = torch.randn(50, 16, 20, device="cuda").log_softmax(2).detach().requires_grad_()
     target = torch.randint(1, 20, (16, 30), device="cuda")
     lengths = torch.full((16,), 50, device="cuda"), torch.full((16,), 30, device="cuda")
-    return passes(lambda x: F.ctc_loss(x, target, *lengths), x)
+    return passes(lambda x: functional.ctc_loss(x, target, *lengths), x)
 
 
 def _triplet() -> Parts:
     sides = [torch.randn(64, 128, device="cuda", requires_grad=True) for _ in range(3)]
-    return passes(F.triplet_margin_loss, *sides)
+    return passes(functional.triplet_margin_loss, *sides)
 
 
 @family
@@ -502,7 +529,17 @@ def pools() -> Cases:
                 "unfold": lambda: nn.Unfold(3, padding=1),
             }.items():
                 yield f"{name}, {kind}", layer(made, dtype, 4, 64, 32, 32, channels_last=last)
-    for name in ("ReLU", "GELU", "SiLU", "Softmax", "LogSoftmax", "Dropout", "PReLU", "GLU", "Hardswish"):
+    for name in (
+        "ReLU",
+        "GELU",
+        "SiLU",
+        "Softmax",
+        "LogSoftmax",
+        "Dropout",
+        "PReLU",
+        "GLU",
+        "Hardswish",
+    ):
         for dtype in FLOATS:
             yield (
                 f"{name}, {short(dtype)}",
@@ -515,307 +552,9 @@ def pools() -> Cases:
 def _grid_sample() -> Parts:
     x = torch.randn(4, 16, 64, 64, device="cuda", requires_grad=True)
     grid = torch.rand(4, 32, 32, 2, device="cuda", requires_grad=True)
-    return passes(lambda x, g: F.grid_sample(x, g, align_corners=False), x, grid)
+    return passes(lambda x, g: functional.grid_sample(x, g, align_corners=False), x, grid)
 
 
 def _antialias() -> Parts:
     x = torch.randn(4, 3, 224, 224, device="cuda", requires_grad=True)
-    return passes(lambda x: F.interpolate(x, size=96, mode="bilinear", antialias=True), x)
-
-
-# ---- Sorting, indexing, scanning ----
-
-
-@family
-def sorting() -> Cases:
-    functions: dict[str, Callable[[torch.Tensor], Any]] = {
-        "sort": lambda x: x.sort(),
-        "stable sort": lambda x: x.sort(stable=True),
-        "sort of columns": lambda x: x.sort(0),
-        "argsort": lambda x: x.argsort(descending=True),
-        "topk 10": lambda x: x.topk(min(10, x.shape[-1])),
-        "topk half": lambda x: x.topk(max(1, x.shape[-1] // 2)),
-        "kthvalue": lambda x: x.kthvalue(1),
-        "median": lambda x: x.median(-1),
-        "median of all": lambda x: x.median(),
-        "mode": lambda x: x.mode(),
-        "unique": lambda x: x.unique(),
-        "unique, counts": lambda x: x.unique(return_inverse=True, return_counts=True),
-        "unique rows": lambda x: x.unique(dim=0) if x.ndim > 1 else None,
-        "unique consecutive": lambda x: x.unique_consecutive(),
-        "nonzero": lambda x: x.nonzero(),
-        "masked select": lambda x: x[x > 0],
-        "cumsum": lambda x: x.cumsum(-1),
-        "cumprod": lambda x: x.cumprod(-1),
-        "cummax": lambda x: x.cummax(-1),
-        "logcumsumexp": lambda x: x.logcumsumexp(-1),
-        "cumsum of columns": lambda x: x.cumsum(0),
-        "sum": lambda x: x.sum(),
-        "sum of rows": lambda x: x.sum(-1),
-        "sum of columns": lambda x: x.sum(0),
-        "max": lambda x: x.max(),
-        "argmax": lambda x: x.argmax(),
-        "argmax of rows": lambda x: x.argmax(-1),
-        "std": lambda x: x.std(),
-        "var of columns": lambda x: x.var(0),
-        "norm": lambda x: x.norm(),
-        "logsumexp": lambda x: x.logsumexp(-1),
-        "any": lambda x: (x > 0).any(),
-        "histc": lambda x: x.histc(100),
-        "bincount": lambda x: x.abs().mul(3).long().flatten().bincount(),
-        "searchsorted": lambda x: torch.searchsorted(x, x),
-        "bucketize": lambda x: torch.bucketize(x, torch.linspace(-1, 1, 9, device="cuda")),
-        "flip": lambda x: x.flip(0),
-        "roll": lambda x: x.roll(3),
-        "quantile": lambda x: x[:1000].quantile(0.5),
-        "isin": lambda x: torch.isin(x, x[:10]),
-        "softmax of all": lambda x: x.flatten().softmax(0),
-    }
-    for name, function in functions.items():
-        for shape in ((1000,), (1_000_000,), (64, 1000), (1000, 64), (8, 50257), (2048, 4096)):
-            yield f"{name} {shape}", only(function, shape)
-
-
-@family
-def indexing() -> Cases:
-    for rows, count in ((1000, 100), (50257, 4096), (50257, 20000), (1_000_000, 300)):
-        for dtype in (torch.float32, torch.bfloat16):
-            at = f"{rows} rows, {count}, {short(dtype)}"
-            yield f"embedding, {at}", _looked_up(rows, count, dtype, "embedding")
-            yield f"embedding bag, {at}", _looked_up(rows, count, dtype, "bag")
-            yield f"index, {at}", _looked_up(rows, count, dtype, "index")
-            yield f"index_select, {at}", _looked_up(rows, count, dtype, "index_select")
-            yield f"gather, {at}", _looked_up(rows, count, dtype, "gather")
-            yield f"index_put, {at}", _written(rows, count, dtype, "index_put")
-            yield f"index_add, {at}", _written(rows, count, dtype, "index_add")
-            yield f"scatter_add, {at}", _written(rows, count, dtype, "scatter_add")
-            yield f"scatter_reduce, {at}", _written(rows, count, dtype, "scatter_reduce")
-            yield f"set, {at}", _written(rows, count, dtype, "set")
-    yield "embedding with scale by frequency", _scaled_embedding
-    yield "sparse embedding", _sparse_embedding
-    yield "multinomial", only(lambda x: x.softmax(-1).multinomial(5), (16, 50257))
-    yield "multinomial with replacement", only(lambda x: x.softmax(-1).multinomial(5, True), (16, 50257))
-    for count in (100, 20000, 40000, 1_000_000):
-        yield f"randperm {count}", lambda count=count: [lambda: torch.randperm(count, device="cuda")]
-    yield "randint", lambda: [lambda: torch.randint(0, 9, (1000,), device="cuda")]
-    yield "bernoulli", only(lambda x: x.sigmoid().bernoulli(), (1000, 1000))
-    yield "cdist", only(torch.cdist, (512, 64), (1024, 64))
-    yield "cdist exact", only(lambda a, b: torch.cdist(a, b, p=1), (512, 64), (1024, 64))
-    yield "pdist", only(torch.pdist, (512, 64))
-    yield "tril_indices", lambda: [lambda: torch.tril_indices(500, 500, device="cuda")]
-    yield "repeat_interleave", only(lambda x: x.repeat_interleave(3, 0), (1000, 10))
-    yield "cat of 100", only(lambda x: torch.cat([x] * 100), (100, 100))
-    yield "stack", only(lambda x: torch.stack([x] * 10), (1000, 100))
-
-
-def _looked_up(rows: int, count: int, dtype: torch.dtype, how: str) -> Callable[[], Parts]:
-    def make() -> Parts:
-        table = torch.randn(rows, 64, device="cuda").to(dtype).requires_grad_()
-        generator = torch.Generator().manual_seed(0)
-        at = torch.randint(0, rows, (count,), generator=generator).cuda()
-        if how == "embedding":
-            return passes(lambda t: F.embedding(at, t), table)
-        if how == "bag":
-            offsets = torch.arange(0, count, 10, device="cuda")
-            return passes(lambda t: F.embedding_bag(at, t, offsets), table)
-        if how == "index":
-            return passes(lambda t: t[at], table)
-        if how == "index_select":
-            return passes(lambda t: t.index_select(0, at), table)
-        wide = at[:, None].expand(-1, 64)
-        return passes(lambda t: t.gather(0, wide), table)
-
-    return make
-
-
-def _written(rows: int, count: int, dtype: torch.dtype, how: str) -> Callable[[], Parts]:
-    def make() -> Parts:
-        table = torch.zeros(rows, 64, device="cuda", dtype=dtype)
-        source = torch.randn(count, 64, device="cuda").to(dtype).requires_grad_()
-        generator = torch.Generator().manual_seed(0)
-        at = torch.randint(0, rows, (count,), generator=generator).cuda()
-        wide = at[:, None].expand(-1, 64)
-        return passes(
-            {
-                "index_put": lambda s: table.index_put((at,), s, accumulate=True),
-                "set": lambda s: table.index_put((at,), s),
-                "index_add": lambda s: table.index_add(0, at, s),
-                "scatter_add": lambda s: table.scatter_add(0, wide, s),
-                "scatter_reduce": lambda s: table.scatter_reduce(0, wide, s, "amax"),
-            }[how],
-            source,
-        )
-
-    return make
-
-
-def _scaled_embedding() -> Parts:
-    made = nn.Embedding(1000, 64, scale_grad_by_freq=True).cuda()
-    at = torch.arange(4000, device="cuda") % 700
-    return passes(made, at)
-
-
-def _sparse_embedding() -> Parts:
-    made = nn.Embedding(50000, 64, sparse=True).cuda()
-    at = torch.arange(4000, device="cuda") % 700
-    optimizer = torch.optim.SparseAdam(list(made.parameters()))
-    return [*passes(made, at), optimizer.step]
-
-
-# ---- Linear algebra and Fourier transforms ----
-
-
-@family
-def linear_algebra() -> Cases:
-    functions: dict[str, Callable[[torch.Tensor], Any]] = {
-        "inv": torch.linalg.inv,
-        "solve": lambda a: torch.linalg.solve(a, a),
-        "lu": torch.linalg.lu_factor,
-        "det": torch.linalg.det,
-        "slogdet": torch.linalg.slogdet,
-        "qr": torch.linalg.qr,
-        "svd": torch.linalg.svd,
-        "svdvals": torch.linalg.svdvals,
-        "eigh": lambda a: torch.linalg.eigh(a + a.mT),
-        "eigvalsh": lambda a: torch.linalg.eigvalsh(a + a.mT),
-        "eig": torch.linalg.eig,
-        "cholesky": lambda a: torch.linalg.cholesky_ex(a @ a.mT),
-        "cholesky_solve": lambda a: torch.cholesky_solve(a, torch.linalg.cholesky_ex(a @ a.mT)[0]),
-        "cholesky_inverse": lambda a: torch.cholesky_inverse(torch.linalg.cholesky_ex(a @ a.mT)[0]),
-        "lstsq": lambda a: torch.linalg.lstsq(a, a),
-        "pinv": torch.linalg.pinv,
-        "matrix_exp": torch.linalg.matrix_exp,
-        "matrix_power": lambda a: torch.linalg.matrix_power(a, 5),
-        "matrix_norm 2": lambda a: torch.linalg.matrix_norm(a, 2),
-        "matrix_rank": torch.linalg.matrix_rank,
-        "cond": torch.linalg.cond,
-        "triangular": lambda a: torch.linalg.solve_triangular(a.tril(), a, upper=False),
-        "ldl": lambda a: torch.linalg.ldl_factor_ex(a + a.mT),
-        "householder": lambda a: torch.linalg.householder_product(a, a[..., 0, :]),
-    }
-    for name, function in functions.items():
-        for shape in ((4, 4), (64, 64), (512, 512), (1000, 1000), (32, 3, 3), (8, 64, 64), (2, 300, 300)):
-            for dtype in (torch.float32, torch.float64):
-                if shape[-1] > 500 and name in ("eig", "svdvals", "cond", "matrix_rank"):
-                    continue
-                yield f"{name} {shape}, {short(dtype)}", only(function, shape, dtype=dtype)
-    yield "lstsq tall", only(lambda a, b: torch.linalg.lstsq(a, b), (1000, 50), (1000, 3))
-    yield "svd tall", only(lambda a: torch.linalg.svd(a, full_matrices=False), (2000, 100))
-    yield "qr tall", only(torch.linalg.qr, (2000, 100))
-    yield "svd_lowrank", only(lambda a: torch.svd_lowrank(a, 10), (500, 200))
-    yield "lobpcg", only(lambda a: torch.lobpcg(a @ a.mT, k=3), (200, 200))
-
-
-@family
-def fourier() -> Cases:
-    functions: dict[str, Callable[[torch.Tensor], Any]] = {
-        "fft": torch.fft.fft,
-        "rfft": torch.fft.rfft,
-        "irfft": lambda x: torch.fft.irfft(torch.fft.rfft(x)),
-        "fft2": lambda x: torch.fft.fft2(x) if x.ndim > 1 else None,
-        "rfft2": lambda x: torch.fft.rfft2(x) if x.ndim > 1 else None,
-        "irfft2": lambda x: torch.fft.irfft2(torch.fft.rfft2(x)) if x.ndim > 1 else None,
-        "fftn": torch.fft.fftn,
-        "stft": lambda x: (
-            torch.stft(
-                x.reshape(1, -1)[:, :20000], 400, 160, window=torch.ones(400, device="cuda"),
-                return_complex=True,
-            )
-            if x.numel() > 20000
-            else None
-        ),
-    }
-    for name, function in functions.items():
-        for shape in ((1024,), (1000,), (1009,), (65536,), (1_000_003,), (64, 1024), (16, 3, 224, 224), (8, 127)):
-            yield f"{name} {shape}", only(function, shape)
-
-
-@family
-def sparse() -> Cases:
-    def product(form: str, dtype: torch.dtype) -> Callable[[], Parts]:
-        def make() -> Parts:
-            generator = torch.Generator().manual_seed(0)
-            dense = torch.randn(500, 400, generator=generator)
-            dense = (dense * (dense > 1)).to("cuda", dtype)
-            left = dense.to_sparse() if form == "coo" else dense.to_sparse_csr()
-            right = torch.randn(400, 64, device="cuda").to(dtype)
-            return [lambda: left @ right, lambda: left.to_dense()]
-
-        return make
-
-    for form in ("coo", "csr"):
-        for dtype in FLOATS:
-            yield f"product {form}, {short(dtype)}", product(form, dtype)
-    yield "to_sparse", only(lambda x: x.relu().to_sparse(), (500, 400))
-    yield "to_sparse_csr", only(lambda x: x.relu().to_sparse_csr(), (500, 400))
-    yield "coalesce", only(lambda x: (x.relu().to_sparse() + x.to_sparse()).coalesce(), (300, 200))
-
-
-# ---- Optimizers ----
-
-
-@family
-def optimizers() -> Cases:
-    for name in (
-        *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop"),
-        *("Rprop", "ASGD", "Adafactor", "Muon", "LBFGS"),
-    ):
-        for how in ("", "foreach", "for loop", "fused", "capturable"):
-            yield f"{name} {how}".strip(), _optimizer(name, how)
-    for foreach in (True, False):
-        yield f"clip_grad_norm_, foreach {foreach}", _clipped(foreach)
-    yield "GradScaler", _scaled
-
-
-def _network() -> nn.Module:
-    return nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(6))).cuda()
-
-
-def _optimizer(name: str, how: str) -> Callable[[], Parts]:
-    def make() -> Parts:
-        network = _network()
-        named: dict[str, Any] = {
-            "": {}, "foreach": {"foreach": True}, "for loop": {"foreach": False},
-            "fused": {"fused": True}, "capturable": {"capturable": True},
-        }[how]
-        optimizer = getattr(torch.optim, name)(network.parameters(), **named)
-        x = torch.randn(32, 256, device="cuda")
-
-        def closure() -> Any:
-            optimizer.zero_grad()
-            loss = network(x).square().mean()
-            loss.backward()
-            return loss
-
-        if name == "LBFGS":
-            return [lambda: optimizer.step(closure)]
-        closure()
-        return [optimizer.step, optimizer.step, optimizer.zero_grad]
-
-    return make
-
-
-def _clipped(foreach: bool) -> Callable[[], Parts]:
-    def make() -> Parts:
-        network = _network()
-        network(torch.randn(32, 256, device="cuda")).square().mean().backward()
-        return [lambda: nn.utils.clip_grad_norm_(network.parameters(), 1.0, foreach=foreach)]
-
-    return make
-
-
-def _scaled() -> Parts:
-    network = _network()
-    optimizer = torch.optim.SGD(network.parameters(), 0.1)
-    scaler = torch.amp.GradScaler("cuda")
-    x = torch.randn(32, 256, device="cuda")
-
-    def step() -> None:
-        with torch.autocast("cuda", torch.float16):
-            loss = network(x).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
-    return [step, step]
+    return passes(lambda x: functional.interpolate(x, size=96, mode="bilinear", antialias=True), x)
