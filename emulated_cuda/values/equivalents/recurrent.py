@@ -21,7 +21,7 @@ _CUDNN = "aten/src/ATen/native/cudnn/RNN.cpp"
 _CELLS = "aten/src/ATen/native/cuda/RNN.cu"
 
 
-# What cuDNN's reserve holds is not known; here it begins with the seed of the dropout between layers.
+# What cuDNN keeps in its reserve is not known; here it begins with the seed of the dropout.
 @equivalent("aten::_cudnn_rnn", source=f"{_CUDNN}: _cudnn_rnn, computed by torch's RNN for the CPU")
 def cudnn_rnn(
     input: Tensor,
