@@ -2,9 +2,7 @@
 
 Measurements by which compilers choose kernels: times say nothing here, and they would allocate
 memory that is in the user's figures as long as the compilers' caches on disk are cold. In their
-place the first choice that this card can run is taken. And attention of cuDNN, which cuDNN cannot
-plan without a GPU, and which torch prefers on an H100 and newer cards: with it switched off, torch
-uses flash attention.
+place the first choice that this card can run is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from emulated_cuda import imports, torch_versions, triton_private
 
@@ -53,47 +50,3 @@ def label_profiles() -> None:
     from emulated_cuda import torch_private
 
     torch_private.label_profiles(NO_TIMES)
-
-
-OPERATORS = (
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_cudnn_attention_backward",
-    "aten::_cudnn_attention_forward",
-    "aten::_cudnn_attention_backward",
-)
-_libraries: list[Any] = []  # torch removes the kernels of a library that is not referenced
-
-
-def switch_off() -> None:
-    """Let torch choose another implementation."""
-    import torch
-
-    torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def refuse_calls() -> None:
-    """Let the operators of cuDNN's attention raise an error that says what to do."""
-    import torch
-
-    from emulated_cuda import torch_private
-
-    with torch_private.unreported_overrides():
-        for name in OPERATORS:
-            namespace, _, rest = name.partition("::")
-            if hasattr(getattr(torch.ops, namespace), rest):
-                library = torch.library.Library(namespace, "IMPL")
-                torch_private.put_before(library, rest, refuse, "CUDA")
-                _libraries.append(library)
-
-
-def refuse(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Raise in place of an operator of cuDNN's attention.
-
-    Raises:
-        RuntimeError: says what to do.
-    """
-    raise RuntimeError(
-        "cuDNN's attention is not supported by the emulated device, because cuDNN cannot plan it "
-        "without a GPU. Leave out SDPBackend.CUDNN_ATTENTION and enable_cudnn_sdp(True): PyTorch "
-        "then uses flash attention"
-    )

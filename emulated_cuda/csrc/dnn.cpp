@@ -1,10 +1,9 @@
 // cuDNN. The real library does the host's work: descriptors, heuristics, plans and the sizes of their
 // workspaces. Since version 9.8 it can plan without the card, from a description of it ("deviceless
 // ahead-of-time compilation"). This file has the functions that need a handle. Plans are not executed.
+#include "dnn.hpp"
 #include "pending.hpp"
 #include "profiling.hpp"
-
-#include <dlfcn.h>
 
 #include <cstdio>
 #include <cstring>
@@ -24,15 +23,6 @@ enum : int {  // numbers of cuDNN's interface
   kTypeDescriptor = 15,
   kTypeText = 24,
 };
-
-// torch's libraries are loaded RTLD_LOCAL, so RTLD_NEXT would not find the real functions.
-template <class Function>
-static Function* real(const char* name) {
-  static void* library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
-  auto found = library ? (Function*)dlsym(library, name) : nullptr;
-  if (!found) refuse_by_exception(name, "libcudnn.so.9 is not loaded; use a CUDA build of torch.");
-  return found;
-}
 
 struct DnnHandle {
   Stream stream;
@@ -100,19 +90,6 @@ constexpr int kExecutionFailed = 5000;
 WORK(BackendExecute)
 WORK(BatchNormalizationForwardTrainingEx) WORK(BatchNormalizationBackwardEx) WORK(BatchNormalizationForwardInference)
 WORK(PoolingForward)
+WORK(RNNForward) WORK(RNNBackwardData_v8) WORK(RNNBackwardWeights_v8)
 WORK(SpatialTfGridGeneratorForward) WORK(SpatialTfGridGeneratorBackward)
 WORK(SpatialTfSamplerForward) WORK(SpatialTfSamplerBackward)
-
-// ---- Batch normalisation in training ----
-// cuDNN has no way to ask for these sizes without a device. In NCHW without a fused activation it
-// needs no workspace and no reserve; the same is assumed for other layouts.
-
-API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void*, int, int, void*, void*, void*, void*, void*, size_t* size) {
-  return *size = 0, kSuccess;
-}
-API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void*, int, int, void*, void*, void*, void*, void*, void*, void*, size_t* size) {
-  return *size = 0, kSuccess;
-}
-API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void*, int, int, void*, void*, size_t* size) {
-  return *size = 0, kSuccess;
-}

@@ -93,15 +93,12 @@ RAISED(cublasGetMatrixAsync) RAISED(cublasSetMatrixAsync) RAISED(cublasGetVector
 RAISED(cublasSrotmg_v2) RAISED(cublasDrotmg_v2) RAISED(cublasLtMatmulAlgoConfigGetAttribute)
 }  // namespace blas
 
-namespace recurrent {
+namespace ctc {
 constexpr const char* kAdvice =
-    "cuDNN does not plan its recurrent layers, dropout states and CTC loss without a GPU: set "
+    "cuDNN does not plan its CTC loss without a GPU: set "
     "torch.backends.cudnn.enabled = False (another implementation, which takes other memory), or measure on a GPU.";
-RAISED(cudnnGetRNNTempSpaceSizes) RAISED(cudnnGetRNNWeightParams) RAISED(cudnnGetRNNWeightSpaceSize)
-RAISED(cudnnRNNForward) RAISED(cudnnRNNBackwardData_v8) RAISED(cudnnRNNBackwardWeights_v8)
-RAISED(cudnnDropoutGetStatesSize) RAISED(cudnnSetDropoutDescriptor) RAISED(cudnnRestoreDropoutDescriptor)
 RAISED(cudnnCTCLoss) RAISED(cudnnCTCLoss_v8) RAISED(cudnnGetCTCLossWorkspaceSize) RAISED(cudnnGetCTCLossWorkspaceSize_v8)
-}  // namespace recurrent
+}  // namespace ctc
 
 namespace convolutions {
 constexpr const char* kAdvice =

@@ -175,14 +175,12 @@ def _prepare_torch() -> None:
     assert _loaded is not None
     assert _library is not None
     _library.refuse_launches(False)
-    preparation.switch_off()
     preparation.leave_out(_library.path)
     preparation.label_profiles()
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
         from emulated_cuda.values import collectives
 
-        preparation.refuse_calls()
         collectives.send_over_gloo()
 
 

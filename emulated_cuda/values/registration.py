@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from emulated_cuda import preparation, torch_private
+from emulated_cuda import torch_private
 from emulated_cuda.values import copies, sizes, special
 from emulated_cuda.values.computing import (
     compute_after,
@@ -80,10 +80,9 @@ _OTHER_PACKAGES = {
 _SUBSTITUTES: dict[str, Callable[[Kernel], Kernel]] = {
     "aten::pow.Scalar": power_of_number,
     "aten::pow.Scalar_out": power_of_number_out,
-    **dict.fromkeys(preparation.OPERATORS, lambda original: preparation.refuse),
 }
 """What runs in place of torch's CUDA kernel: one that passes another a number in a tensor on the
-device, or that cuDNN cannot plan."""
+device."""
 
 _OWN_KERNELS: dict[str, Callable[[str, Any, Kernel], Kernel]] = {
     "aten::copy_": lambda name, operator, original: accepting_numbers(
@@ -122,13 +121,6 @@ def register_all() -> None:
     kernels = [
         (key, name, _kernel_of(name, name in on_cpu) if key == _KEY else _other_kernel(key, name))
         for key, name in new
-    ]
-    kernels += [
-        (key, name, recurrent.layer(name, torch.library.get_kernel(name, key).call_boxed))
-        for base in recurrent.LAYERS
-        for name in (f"{base}.input", f"{base}.data")
-        for key in recurrent.LAYER_KEYS
-        if (key, name) not in _known
     ]
     _known.update((key, name) for key, name, _ in kernels)
     if not kernels:

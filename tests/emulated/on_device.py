@@ -18,7 +18,6 @@ import torch  # noqa: E402
 import torch.multiprocessing  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
-from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -347,19 +346,7 @@ UNSUPPORTED = {
         "on the CPU",
         lambda: torch.eye(4).to_sparse().cuda() @ torch.ones(4, 4, device="cuda"),
     ),
-    "cudnnSetDropoutDescriptor": (
-        "torch.backends.cudnn.enabled = False",
-        lambda: nn.LSTM(4, 4).cuda()(torch.ones(3, 2, 4, device="cuda")),
-    ),
-    "cuDNN's attention": ("Leave out SDPBackend.CUDNN_ATTENTION", lambda: attend_by_cudnn()),
 }
-
-
-def attend_by_cudnn() -> None:
-    values = torch.ones(1, 2, 8, 16, dtype=torch.bfloat16, device="cuda")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        F.scaled_dot_product_attention(values, values, values)
 
 
 @pytest.mark.parametrize("function", UNSUPPORTED)

@@ -119,24 +119,32 @@ def test_attention_and_its_gradients_are_the_cpus(dtype, case):
     def attend(q, k, v, mask):
         chosen = mask if case in ("mask", "short") else mask.sum() * 0 + mask
         kwargs = {"attn_mask": chosen} if case in ("mask", "short") else {}
-        result = F.scaled_dot_product_attention(q, k, v, is_causal=case == "causal", **kwargs)
+        with sdpa_kernel(others):
+            result = F.scaled_dot_product_attention(q, k, v, is_causal=case == "causal", **kwargs)
         return result if kwargs else (result, mask)
 
+    # Torch prefers cuDNN's on an H100.
+    others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     low = dtype == torch.bfloat16
     on_both(attend, q, k, v, mask, gradients=True, tolerance=5e-2 if low else 1e-4)
 
 
-def test_attention_of_cudnn_is_the_cpus_if_it_is_asked_for():
-    """CuDNN's attention cannot be planned here, so it runs only if it is asked for."""
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "grouped"])
+def test_attention_of_cudnn_and_its_gradients_are_the_cpus(case):
+    """CuDNN's attention has the CPU's values, and so do its gradients."""
 
     def attend(q, k, v):
         chosen = SDPBackend.CUDNN_ATTENTION if q.is_cuda else SDPBackend.MATH
         with sdpa_kernel(chosen):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            given = mask.to(q.device) if case == "mask" else None
+            return F.scaled_dot_product_attention(q, k, v, given, **options)
 
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    tensors = [torch.randn(2, 4, 16, 32, dtype=torch.bfloat16) for _ in range(3)]
-    on_both(attend, *tensors, gradients=True, tolerance=5e-2)
+    mask = torch.randn(2, 1, 16, 16, dtype=torch.bfloat16)
+    groups = 2 if case == "grouped" else 4
+    options = {"is_causal": case == "causal", "enable_gqa": case == "grouped"}
+    q = torch.randn(2, 4, 16, 32, dtype=torch.bfloat16)
+    k, v = (torch.randn(2, groups, 16, 32, dtype=torch.bfloat16) for _ in range(2))
+    on_both(attend, q, k, v, gradients=True, tolerance=5e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

