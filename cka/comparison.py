@@ -27,12 +27,10 @@ from cka.functional.kernels import (
 )
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
-from cka.masks import Mask, check_masks
 from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
 from cka.running.exact import Exact, ExactNeighbours
-from cka.running.lockstep import Lockstep
 from cka.running.messages import Progress
 from cka.running.model_runner import (
     ComparedModel,
@@ -44,6 +42,7 @@ from cka.running.model_runner import (
     model_names,
 )
 from cka.running.placement import (
+    Lockstep,
     device_for,
     eager,
     evaluation_mode,
@@ -52,7 +51,7 @@ from cka.running.placement import (
     unwrap,
 )
 from cka.running.run import Outcome, Provenance, Resamples, Run, SimultaneousRuns
-from cka.samples import SampleRule, Samples
+from cka.samples import Mask, SampleRule, Samples, check_masks
 
 
 class CKA:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler
 
-from cka.capture.structures import map_named, named_tensors, shapes_of
+from cka.capture.outputs import map_named, named_tensors, shapes_of
 from cka.errors import InputError
 from cka.samples import SampleRule
 

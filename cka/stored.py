@@ -28,9 +28,8 @@ from cka.running.estimators import (
     Estimator,
     Measurement,
 )
-from cka.running.lockstep import Lockstep
 from cka.running.messages import Progress, named_warnings
-from cka.running.placement import eager, evaluation_mode, layer_by_layer
+from cka.running.placement import Lockstep, eager, evaluation_mode, layer_by_layer
 from cka.running.rows import Rows
 
 _SCHEMA = "cka-features/1"

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES, DEFAULT_CARD, Card, card_of
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES, DEFAULT_CARD, Card, card_of, condition_to_fit
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.outside_reserve import condition
 
 _MEASURES = "pytest_cka_memory.cli.estimated"
 """The module that measures, which is not imported here: it runs in the other process."""
@@ -71,7 +70,7 @@ class Estimate:
         ]
         lines += [f"    {kind:<12}{_mb(size):>14}" for kind, size in self.by_kind.items()]
         left = room + CONTEXT_BYTES
-        if self.fits and (needed := condition(CARDS[self.card], left)):
+        if self.fits and (needed := condition_to_fit(CARDS[self.card], left)):
             lines.append(f"  fits      {needed}")
         return "\n".join(lines)
 

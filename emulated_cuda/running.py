@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import outside_reserve, torch_versions
+from emulated_cuda import cards, torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records
@@ -166,7 +166,7 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
     if device.ran_out:
         return f"out of memory: {missing}"
     if process.end is None:
-        condition = outside_reserve.condition(
+        condition = cards.condition_to_fit(
             process.card,
             process.total_bytes - device.reserved_bytes,
             with_nccl=process.rank is not None,
@@ -191,7 +191,7 @@ def _mb(size: int) -> str:
 
 
 def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
-    least, most = outside_reserve.range_of(process.card, with_nccl=process.rank is not None)
+    least, most = cards.outside_reserve_of(process.card, with_nccl=process.rank is not None)
     return {
         "emulated": True,
         "process": process.process,

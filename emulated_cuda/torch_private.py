@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from emulated_cuda import symbols, torch_versions
+from emulated_cuda import this_process, torch_versions
 
 
 def missing() -> list[str]:
@@ -396,7 +396,9 @@ def segment_counter() -> ctypes.c_int32 | None:
     the lowest number. Before, it took the one at the lowest address.
     """
     name = "_ZN3c104cuda20CUDACachingAllocator6NativeL27registration_counter_globalE"
-    address = symbols.address_of("libc10_cuda.so", name, ctypes.sizeof(ctypes.c_int32))
+    address = this_process.address_of_variable(
+        "libc10_cuda.so", name, ctypes.sizeof(ctypes.c_int32)
+    )
     return None if address is None else ctypes.c_int32.from_address(address)
 
 

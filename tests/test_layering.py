@@ -34,8 +34,7 @@ PICTURES = {
         values
         preparation
         torch_private  triton_private
-        outside_reserve
-        torch_versions cards          threads        imports        packing        symbols
+        torch_versions cards          this_process   imports        packing
         errors
     """,
     "cka": """
@@ -45,7 +44,7 @@ PICTURES = {
         comparison
         running
         result
-        data           masks       plots       indexing    result_file
+        data                       plots                   result_file
         samples
         capture        functional  layer_ticks
         errors

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from cka.errors import InputError, SettingError
-from cka.functional import native
-from cka.functional.precision import gram_dtype, real_float, sum_dtype
+from cka.functional import arithmetic
+from cka.functional.arithmetic import gram_dtype, real_float, sum_dtype
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 Block: TypeAlias = tuple[int, int]
@@ -91,7 +91,7 @@ def linear_gram(rows: Tensor) -> Tensor:
     Columns are shifted, widened from half precision, and multiplied in chunks, so that the features
     are never copied as a whole. Differentiable.
     """
-    gram = native.gram(rows, _SAMPLES_FOR_CENTRE)
+    gram = arithmetic.gram(rows, _SAMPLES_FOR_CENTRE)
     return gram if gram is not None else _gram_by_torch(rows)
 
 

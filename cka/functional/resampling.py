@@ -30,6 +30,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from cka.functional.arithmetic import full_precision, sum_dtype
 from cka.functional.hsic import (
     SLAB_BYTES,
     HSICEstimator,
@@ -39,7 +40,6 @@ from cka.functional.hsic import (
     permuted_products,
     rows_per_slab,
 )
-from cka.functional.precision import full_precision, sum_dtype
 from cka.functional.sums import Exponents, Sums, powers
 
 Products: TypeAlias = Iterator[tuple[slice, Tensor]]

@@ -16,17 +16,14 @@ from torch import Tensor, nn
 from cka.capture.axes import AxesOfLayers, Probed
 from cka.capture.hooks import Capture, PassRecord
 from cka.capture.layers import Selection, format_labels
-from cka.capture.outputs import LeftOut, OutputReader, TokenMask
+from cka.capture.outputs import LeftOut, OutputReader, TokenMask, map_named, named_tensors
 from cka.capture.probe import Change, Prober, changed_inputs, random_state_kept
-from cka.capture.structures import map_named, named_tensors
 from cka.data import Counting, model_input, reason_of_failure, run_model, to_device
 from cka.errors import CKAError, InputError, LayerError, SettingError
-from cka.masks import Mask, Masks, check_kinds, find_masks, mask_keywords
 from cka.running.estimators import Estimator, Measurement
-from cka.running.lockstep import Lockstep
-from cka.running.placement import input_dtype, unwrap
+from cka.running.placement import Lockstep, input_dtype, unwrap
 from cka.running.rows import Rows
-from cka.samples import SampleRule
+from cka.samples import Mask, Masks, SampleRule, check_kinds, find_masks, mask_keywords
 
 
 @dataclass(frozen=True)

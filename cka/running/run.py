@@ -10,13 +10,12 @@ import torch
 
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection
-from cka.capture.outputs import LeftOut
-from cka.capture.structures import named_tensors, shapes_of, tensors_in
+from cka.capture.outputs import LeftOut, named_tensors, shapes_of, tensors_in
 from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
+from cka.functional.arithmetic import gram_dtype, sum_dtype
 from cka.functional.distributions import calibrate, confidence
 from cka.functional.neighbours import Measure, kinds_of
-from cka.functional.precision import gram_dtype, sum_dtype
 from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
 from cka.functional.sums import (
     Sums,
@@ -32,9 +31,9 @@ from cka.functional.sums import (
 from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
-from cka.running.lockstep import Batches, Lockstep
 from cka.running.messages import named_warnings, nan_warnings
 from cka.running.model_runner import ModelRunner
+from cka.running.placement import Batches, Lockstep
 from cka.running.rows import Rows, RowsOfModel, check_same_tokens, merge_rows
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_cuda import activation, imports, preparation, threads
+from emulated_cuda import activation, imports, preparation, this_process
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records
@@ -30,7 +30,7 @@ def wait_for_backward_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
-    if not threads.may_exist(BACKWARD_THREAD.value):
+    if not this_process.thread_may_exist(BACKWARD_THREAD.value):
         return
     for index in range(torch.cuda.device_count()):
         # A pass over nothing goes through the queue of the device's thread, behind earlier passes.

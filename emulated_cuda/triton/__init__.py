@@ -2,5 +2,5 @@
 
 Triton compiles each kernel as for a card. The first stage of that is text in TTIR, with types
 and constants resolved, which is read (:mod:`.parser`) and run with torch on the CPU for many
-programs of a launch at once (:mod:`.programs`). What each operation does is in :mod:`.table`.
+programs of a launch at once (:mod:`.programs`). What each operation does is in :mod:`.output`.
 """

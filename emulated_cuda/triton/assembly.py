@@ -21,9 +21,16 @@ from emulated_cuda.triton.numbers import (
     signed_high_bits,
     unsigned,
 )
-from emulated_cuda.triton.operations import HALF, NotComputed, Operation
 from emulated_cuda.triton.programs import same_length
-from emulated_cuda.triton.table import OPERATIONS, Compute, operation, rounded
+from emulated_cuda.triton.ttir import (
+    HALF,
+    OPERATIONS,
+    Compute,
+    NotComputed,
+    Operation,
+    operation,
+    rounded,
+)
 
 _TYPES = {
     **{f"{letter}{size}": dtype for letter in "bsu" for size, dtype in (

@@ -12,9 +12,15 @@ import torch
 
 from emulated_cuda.triton.memory import active_mask
 from emulated_cuda.triton.numbers import unsigned
-from emulated_cuda.triton.operations import KernelError, NotComputed, Operation
 from emulated_cuda.triton.programs import Environment, Programs, choose, prepare
-from emulated_cuda.triton.table import Compute, control, operation
+from emulated_cuda.triton.ttir import (
+    Compute,
+    KernelError,
+    NotComputed,
+    Operation,
+    control,
+    operation,
+)
 
 
 @operation("tt.print")

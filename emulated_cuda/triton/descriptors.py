@@ -15,9 +15,8 @@ import torch
 
 from emulated_cuda.triton import memory
 from emulated_cuda.triton.memory import pointee_of
-from emulated_cuda.triton.operations import KernelError, NotComputed, Operation, Type
 from emulated_cuda.triton.programs import Programs, choose
-from emulated_cuda.triton.table import Compute, operation
+from emulated_cuda.triton.ttir import Compute, KernelError, NotComputed, Operation, Type, operation
 
 _KINDS = {
     "add": 0,

@@ -26,7 +26,9 @@ from emulated_cuda.triton import (  # noqa: F401  each adds its rows to the tabl
     regular,
     shapes,
 )
-from emulated_cuda.triton.operations import (
+from emulated_cuda.triton.parser import accessed, parse
+from emulated_cuda.triton.programs import Code, Programs, prepare
+from emulated_cuda.triton.ttir import (
     Function,
     KernelError,
     NotComputed,
@@ -34,11 +36,9 @@ from emulated_cuda.triton.operations import (
     Type,
     all_operations,
 )
-from emulated_cuda.triton.parser import accessed, parse
-from emulated_cuda.triton.programs import Code, Programs, prepare
 from emulated_cuda.values import graphs, staleness
-from emulated_cuda.values.aliases import tensors_at
 from emulated_cuda.values.computing import on_the_cpu
+from emulated_cuda.values.results import tensors_at
 
 _ELEMENTS_AT_ONCE = 2**19
 """So many programs run at once that a value has this many elements: enough that the time of an

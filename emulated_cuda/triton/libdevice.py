@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from emulated_cuda.triton.numbers import fused, high_bits, signed_high_bits, unsigned
-from emulated_cuda.triton.operations import NotComputed, Operation, Type
-from emulated_cuda.triton.table import OPERATIONS, Compute, operation
+from emulated_cuda.triton.ttir import OPERATIONS, Compute, NotComputed, Operation, Type, operation
 
 Function = Callable[..., torch.Tensor]
 

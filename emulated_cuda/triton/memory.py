@@ -12,10 +12,18 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.triton.operations import KernelError, NotComputed, Operation, Type
 from emulated_cuda.triton.programs import Programs
 from emulated_cuda.triton.progressions import Progression, as_tensor
-from emulated_cuda.triton.table import INTO_OPERANDS, Compute, on_progressions, operation
+from emulated_cuda.triton.ttir import (
+    INTO_OPERANDS,
+    Compute,
+    KernelError,
+    NotComputed,
+    Operation,
+    Type,
+    on_progressions,
+    operation,
+)
 
 _functions: Any = None
 _VERBS = {"load": "reads", "store": "writes"}

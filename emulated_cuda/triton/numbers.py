@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from emulated_cuda.triton import memory
-from emulated_cuda.triton.operations import HALF, Operation
-from emulated_cuda.triton.table import (
+from emulated_cuda.triton.ttir import (
+    HALF,
     Compute,
+    Operation,
     elementwise,
     in_single_precision,
     into_operands,

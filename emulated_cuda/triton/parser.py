@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
 
-from emulated_cuda.triton.operations import (
+from emulated_cuda.triton.ttir import (
     Block,
     Function,
     Iteration,

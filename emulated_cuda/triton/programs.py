@@ -9,10 +9,17 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.triton import table
-from emulated_cuda.triton.operations import HALF, Block, Function, NotComputed, Operation, uses
+from emulated_cuda.triton import ttir
 from emulated_cuda.triton.progressions import Progression, as_tensor
-from emulated_cuda.triton.table import INTO_OPERANDS
+from emulated_cuda.triton.ttir import (
+    HALF,
+    INTO_OPERANDS,
+    Block,
+    Function,
+    NotComputed,
+    Operation,
+    uses,
+)
 
 _FEW = 2**12
 """For so few elements one operator of torch is faster than three."""
@@ -86,10 +93,10 @@ Environment = dict[str, Any]
 class Step:
     """An operation that is ready to run."""
 
-    compute: table.Compute
-    on_progressions: table.Compute | None
+    compute: ttir.Compute
+    on_progressions: ttir.Compute | None
     """What is tried first if an operand is a progression."""
-    into_operand: table.Compute | None
+    into_operand: ttir.Compute | None
     """The same with a tensor for the result, see :func:`spare_operands`."""
     spare: tuple[int, ...]
     """Positions of operands whose memory the result may take."""
@@ -149,7 +156,7 @@ def prepare(blocks: list[Block], names: Iterable[str] = ()) -> list[Code]:
 
 
 def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> Code:
-    if not block.operations or block.operations[-1].name not in table.TERMINATORS:
+    if not block.operations or block.operations[-1].name not in ttir.TERMINATORS:
         raise NotComputed(f"a block that ends with {_last_name(block)}")
     *operations, end = block.operations
     elsewhere = {
@@ -170,15 +177,15 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
         released[last[name]].append(name)
     steps = [
         Step(
-            table.prepare(op),
-            table.ON_PROGRESSIONS[op.name](op) if op.name in table.ON_PROGRESSIONS else None,
-            table.INTO_OPERANDS[op.name](op) if spare else None,
+            ttir.prepare(op),
+            ttir.ON_PROGRESSIONS[op.name](op) if op.name in ttir.ON_PROGRESSIONS else None,
+            ttir.INTO_OPERANDS[op.name](op) if spare else None,
             spare,
             op.type().dtype if spare else None,
             tuple(op.operands),
             tuple(op.results),
             tuple(released[index]),
-            op.name in table.CONTROL,
+            op.name in ttir.CONTROL,
         )
         for index, (op, spare) in enumerate(
             zip(operations, spare_operands(operations, released), strict=True)

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.triton.operations import NotComputed, Operation
 from emulated_cuda.triton.programs import Code, Environment, Programs, prepare, same_length
 from emulated_cuda.triton.progressions import as_tensor
-from emulated_cuda.triton.table import CONTROL, Compute, control, operation
+from emulated_cuda.triton.ttir import CONTROL, Compute, NotComputed, Operation, control, operation
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of three bits without their sign (OCP Microscaling Formats, 5.3.3)."""

@@ -15,9 +15,8 @@ import torch
 
 from emulated_cuda.triton import numbers
 from emulated_cuda.triton.memory import pointee_of
-from emulated_cuda.triton.operations import Operation
 from emulated_cuda.triton.progressions import Progression
-from emulated_cuda.triton.table import Compute, on_progressions
+from emulated_cuda.triton.ttir import Compute, Operation, on_progressions
 
 
 def _both(function: Callable[[Progression, Progression], Any]) -> Compute:

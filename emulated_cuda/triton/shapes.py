@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from emulated_cuda.triton.numbers import unsigned
-from emulated_cuda.triton.operations import NotComputed, Operation, Type
 from emulated_cuda.triton.programs import Programs, choose, chosen, same_length
 from emulated_cuda.triton.progressions import Progression
-from emulated_cuda.triton.table import Compute, operation, rounded
-from emulated_cuda.values.aliases import uncounted
+from emulated_cuda.triton.ttir import Compute, NotComputed, Operation, Type, operation, rounded
+from emulated_cuda.values.results import uncounted
 
 _ROUNDINGS = ("", "rtne")
 

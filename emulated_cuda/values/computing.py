@@ -15,7 +15,6 @@ import torch
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
 from emulated_cuda.values import graphs, operators, randomness, staleness
-from emulated_cuda.values.aliases import on_cpu, own_output
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
 from emulated_cuda.values.results import (
     FormError,
@@ -23,6 +22,8 @@ from emulated_cuda.values.results import (
     device_assert,
     is_assert,
     is_unsupported,
+    on_cpu,
+    own_output,
     replace,
     upload,
     write,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from emulated_cuda import torch_private
-from emulated_cuda.values import copies, sizes, special
+from emulated_cuda.values import reading, special
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -86,18 +86,18 @@ device."""
 
 _OWN_KERNELS: dict[str, Callable[[str, Any, Kernel], Kernel]] = {
     "aten::copy_": lambda name, operator, original: accepting_numbers(
-        operator, copies.copying(original)
+        operator, reading.copying(original)
     ),
-    "aten::_local_scalar_dense": lambda name, operator, original: copies.reading_a_number(
+    "aten::_local_scalar_dense": lambda name, operator, original: reading.reading_a_number(
         original, operator
     ),
-    "aten::zero_": lambda name, operator, original: copies.zeroing(original, operator),
+    "aten::zero_": lambda name, operator, original: reading.zeroing(original, operator),
     "aten::equal": lambda name, operator, original: compute_first(original, operator),
     "aten::_cudnn_rnn_flatten_weight": lambda name, operator, original: recurrent.flatten_weights(
         original
     ),
-    **dict.fromkeys(sizes.GUIDED, sizes.guided),
-    **dict.fromkeys(sizes.BY_VALUES, sizes.sized),
+    **dict.fromkeys(reading.GUIDED, reading.guided),
+    **dict.fromkeys(reading.BY_VALUES, reading.sized),
 }
 """Operators for which it is not enough to run torch's kernel and compute its result afterwards ->
 what makes their kernel of name, operator and torch's kernel. All others are rows of ``EQUIVALENTS``
@@ -147,7 +147,7 @@ def _other_kernel(key: str, name: str) -> Kernel | None:
     if key in special.SPARSE_KEYS:
         return special.sparse_kernel(name, operator, original)
     if name == "aten::copy_":
-        return accepting_numbers(operator, copies.copying(original))
+        return accepting_numbers(operator, reading.copying(original))
     return compute_after(name, operator, original, _compute_of(name, operator))
 
 

@@ -1,15 +1,23 @@
-"""Write what was computed on the CPU into the tensors that torch's CUDA operator returned.
+"""Memory of the device as CPU tensors at the same addresses, and results written into it.
 
-Also which errors of the CPU a card would report later, or not at all.
+A result is written into the tensors that torch's CUDA operator returned. Also here: which errors of
+the CPU a card would report later, or not at all. What the device itself keeps, such as the
+constants of a kernel, is in memory that no figure of a region counts: a card has it in its machine
+code.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import frombuffer  # at import, because a region counts what torch.frombuffer returns
 
+from emulated_cuda import torch_private
 from emulated_cuda.errors import DeviceAssertError
 from emulated_cuda.torch_private import (
     compressed_parts,
@@ -18,7 +26,181 @@ from emulated_cuda.torch_private import (
     sparse_parts,
 )
 from emulated_cuda.torch_versions import ABOUT_VALUES, UNSUPPORTED
-from emulated_cuda.values.aliases import alias, nested_alias
+
+
+def uncounted(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an equal tensor with the same strides, whose memory is not from torch's allocator."""
+    source = tensor.untyped_storage()
+    block = (ctypes.c_char * max(source.nbytes(), 1))()
+    ctypes.memmove(block, source.data_ptr(), source.nbytes())
+    storage = frombuffer(block, dtype=torch.uint8).untyped_storage()
+    place = tensor.storage_offset(), tensor.size(), tensor.stride()
+    copied = torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
+    hide_from_searches(copied, storage)
+    return copied
+
+
+def hide_from_searches(*kept: Any) -> None:
+    """Let searches for live storages, such as those of the CPU meter, not find these."""
+    for hidden in kept:
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(hidden))
+
+
+def tensors_at(addresses: Collection[int]) -> list[torch.Tensor] | None:
+    """Return live tensors in whose storages the addresses lie; None if one is of no tensor.
+
+    It looks at every object of the program, so it is slow.
+    """
+    missing, tensors = set(addresses) - {0}, []
+    for value in gc.get_objects():
+        if not missing:
+            break
+        if not issubclass(type(value), torch.Tensor):
+            continue
+        for address in list(missing):
+            if _contains(value, address):
+                missing.discard(address)
+                tensors.append(value)
+    return None if missing else tensors
+
+
+def _contains(tensor: torch.Tensor, address: int) -> bool:
+    try:
+        if not tensor.is_cuda or tensor.layout is not torch.strided:
+            return False
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        return start <= address < start + storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # it has no memory, such as a fake one
+        return False
+
+
+# One CPU storage covers every address of the process. An alias is a view of it, which takes one
+# call to create; a storage of its own would take three, and aliases of one storage overlap as far
+# as torch's checks for overlapping arguments can see.
+_FIRST = 4096
+_SIZE = 2**47 - 2 * _FIRST
+_memory: dict[torch.dtype, torch.Tensor] = {}
+
+
+def _memory_of(dtype: torch.dtype) -> torch.Tensor:
+    """Return all addresses as elements of a type."""
+    if not _memory:
+        every_byte = (ctypes.c_char * _SIZE).from_address(_FIRST)
+        _memory[torch.uint8] = frombuffer(every_byte, dtype=torch.uint8)
+    found = _memory.get(dtype)
+    if found is None:
+        storage = _memory[torch.uint8].untyped_storage()
+        found = torch.empty(0, dtype=dtype)
+        found.set_(storage, 0, (_SIZE // found.element_size(),), (1,))
+        _memory[dtype] = found
+        hide_from_searches(found, storage, _memory[torch.uint8])
+    return found
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor with the memory, shape and strides of a strided tensor on the device."""
+    if not tensor.is_cuda:
+        return tensor
+    dtype = tensor.dtype
+    memory = _memory.get(dtype)
+    if memory is None:
+        if tensor.is_quantized:
+            return _quantized_alias(tensor)
+        memory = _memory_of(dtype)
+    distance = (tensor.data_ptr() or _first_if_empty(tensor)) - _FIRST
+    index, odd = divmod(distance, tensor.element_size())
+    if odd:
+        return _with_own_storage(tensor)
+    # size(), because subclasses may redefine shape: that of a lazy parameter raises.
+    result = torch.as_strided(memory, tensor.size(), tensor.stride(), index)
+    if tensor.is_neg():
+        result = torch_private.negated(result)
+    if tensor.is_conj():
+        result = torch_private.conjugated(result)
+    return result
+
+
+def _first_if_empty(tensor: torch.Tensor) -> int:
+    """Return an address for a tensor that has none: without elements nothing is read there."""
+    if tensor.numel():
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} has no memory, because its storage was "
+            f"resized to 0 bytes; on a card this is an illegal memory access. Resize the storage "
+            f"to hold the tensor before it is used"
+        )
+    return _FIRST
+
+
+def own_output(value: Any) -> Any:
+    """Return an ``out`` argument of an operator as CPU tensors that the operator may resize.
+
+    They are equal to those on the device, because an operator may leave elements as they are. An
+    alias can be given other strides or a larger size without an error, because its storage has
+    every address; the operator would then write to memory of others.
+    """
+    if isinstance(value, (list, tuple)):
+        return [own_output(item) for item in value]
+    return on_cpu(value).clone() if isinstance(value, torch.Tensor) else value
+
+
+def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias of any address, whose storage ends where the tensor does."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = 1 + sum((length - 1) * stride for length, stride in steps)
+    if tensor.numel() == 0:
+        elements = 0
+    size = elements * tensor.element_size()
+    block = (ctypes.c_char * max(size, 1)).from_address(tensor.data_ptr() or _FIRST)
+    storage = frombuffer(block, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+
+
+def _quantized_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias with a copy of the scales and zero points."""
+    empty = torch_private.empty_quantized_like(tensor, alias)
+    start = (tensor.data_ptr() or _FIRST) - _FIRST
+    storage = _memory_of(torch.uint8).untyped_storage()
+    return empty.set_(storage, start // tensor.element_size(), tensor.size(), tensor.stride())
+
+
+def nested_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a nested CPU tensor in the strided layout with the memory of one on the device."""
+    values, shape = torch_private.nested_parts(tensor)
+    # Operators on nested tensors take the whole storage for the buffer.
+    return torch_private.nested_from_parts(_with_own_storage(values), shape)
+
+
+def sparse_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a sparse CPU tensor whose parts share the memory of a device tensor's parts."""
+    shape = tuple(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        indices, values = map(alias, torch_private.sparse_parts(tensor))
+        coalesced = tensor.is_coalesced()
+        return torch.sparse_coo_tensor(
+            indices, values, shape, check_invariants=False, is_coalesced=coalesced
+        )
+    outer, inner = torch_private.compressed_parts(tensor)
+    return torch.sparse_compressed_tensor(
+        *(alias(outer), alias(inner), alias(tensor.values()), shape),
+        layout=tensor.layout,
+        check_invariants=False,
+    )
+
+
+def on_cpu(value: Any) -> Any:
+    """Return an argument of an operator with CPU aliases in place of tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_cuda:
+            return value
+        if value.layout is not torch.strided:
+            return sparse_alias(value)
+        return nested_alias(value) if value.is_nested else alias(value)
+    if isinstance(value, (list, tuple)):
+        return [on_cpu(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    return value
 
 
 def is_unsupported(error: Exception) -> bool:

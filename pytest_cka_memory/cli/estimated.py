@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pytest_cka_memory.core import kinds
+from pytest_cka_memory.core import sentences
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
@@ -62,7 +62,7 @@ def _measured(name: str, calls: int, given: dict[str, Any]) -> dict[str, Any]:
         reading = region.peaks.read()
         with stack.closing(region):
             pass
-    by_kind = kinds.sums(holdings, before_region=True)
+    by_kind = sentences.sums_by_kind(holdings, before_region=True)
     return {
         "ran_out": ran_out,
         "peak_bytes": reading.peak_bytes,

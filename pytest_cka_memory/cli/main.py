@@ -1,21 +1,41 @@
-"""``python -m pytest_cka_memory``: reports, tests on cards, and recordings that torch wrote."""
+"""``python -m pytest_cka_memory``: its subcommands on reports, laws, and tests on cards.
+
+The other subcommands are in :mod:`.repair` and :mod:`.snapshots`.
+"""
 
 import argparse
+import ast
 import json
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from emulated_cuda import cards
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES, DEFAULT_CARD
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.cli import cards, law, repair, snapshots
+from pytest_cka_memory.cli import repair, snapshots
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import Comparison, compare
-from pytest_cka_memory.errors import CkaMemoryError, ReportError
+from pytest_cka_memory.core.verdicts import parse_tolerance
+from pytest_cka_memory.errors import CkaMemoryError, DeviceError, ReportError
+from pytest_cka_memory.meters.device_names import EMULATED
 from pytest_cka_memory.repair.scripts import split_script
+from pytest_cka_memory.reports import cards as tables
 from pytest_cka_memory.reports import comparison, files, markdown, terminal
+from pytest_cka_memory.reports.cards import (
+    FAILED,
+    FITS,
+    OUT_OF_MEMORY,
+    CardUse,
+    uses_of,
+    with_peaks_elsewhere,
+)
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.tables import choice_of
@@ -106,10 +126,10 @@ def _parser() -> argparse.ArgumentParser:
     trend.add_argument("-o", "--output", type=Path, metavar="OUT", help="draw an SVG file too")
     trend.set_defaults(run=_trend)
 
-    cards.add_parser(commands)
+    _add_cards(commands)
     snapshots.add_parsers(commands)
     repair.add_parser(commands)
-    law.add_parser(commands)
+    _add_law(commands)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of reports")
     schema.set_defaults(run=_schema)
@@ -187,3 +207,187 @@ def _refuse_same(source: Path, target: Path, option: str = "-o") -> None:
 def _schema(_: argparse.Namespace) -> int:
     print(json.dumps(report_schema(), indent=1, ensure_ascii=False))
     return OK
+
+
+def _add_law(commands: Any) -> None:
+    """Add the command to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "law",
+        help="print how the memory of a function grows with its sizes",
+        description="Run a function at some sizes in a process of its own, on an emulated card "
+        "without values, and print the law of its peak with the lines that make it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("step", help="FILE.py:FUNCTION or MODULE:FUNCTION")
+    parser.add_argument(
+        "sizes",
+        nargs="+",
+        metavar="NAME=VALUES",
+        help="batch=1,2,4 for a size that varies, and name=value for other arguments",
+    )
+    parser.add_argument("--card", choices=CARDS, help=f"the emulated card; default: {DEFAULT_CARD}")
+    parser.add_argument("--device", help="another device: cpu, cuda, or emulate:cuda:... in full")
+    parser.add_argument(
+        "--of",
+        default="peak",
+        metavar="FIGURE",
+        help="retained, allocated, reserved or process; default: peak",
+    )
+    parser.add_argument(
+        "--at", nargs="+", default=(), metavar="NAME=VALUE", help="print the figure at these sizes"
+    )
+    parser.add_argument(
+        "--largest",
+        metavar="NAME",
+        help="print the largest value of this size that fits the card; --at gives the others",
+    )
+    parser.add_argument("--fits", choices=CARDS, help="fits this card instead")
+    parser.set_defaults(run=_law)
+
+
+def _law(args: argparse.Namespace) -> int:
+    from pytest_cka_memory.measure.law_processes import (
+        ProcessTracebackError,
+        find_law,
+        target_of,
+    )
+
+    sizes, others = _sizes_given(args.sizes), _sizes_given(args.at)
+    try:
+        target = target_of(args.step, args.card, args.device)
+        assert target is not None, "a name has a target"
+        law = find_law(target, args.of, sizes)
+        print(law)
+        if others and not args.largest:
+            print(law.at(**others))
+        if args.largest:
+            card = args.fits or args.card or DEFAULT_CARD
+            found = law.largest(args.largest, card=card, **others)
+            print(f"largest {args.largest} on {card}: {found:,} ({found.how})")
+    except Exception as error:  # what the step has raised, or wrong sizes
+        if isinstance(error.__cause__, ProcessTracebackError):
+            print(str(error.__cause__).strip(), file=sys.stderr)
+        if isinstance(error, CkaMemoryError):
+            raise
+        raise ReportError(f"{type(error).__name__}: {error}") from None
+    return 0
+
+
+def _sizes_given(texts: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in map(_size_given, texts):
+        if name in found:
+            raise ReportError(f"{name!r} is given twice; write all its values once, as in 1,2,4")
+        found[name] = value
+    return found
+
+
+def _size_given(text: str) -> tuple[str, Any]:
+    """Return name and value of ``batch=1,2,4``; a value that is no Python literal is a text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ReportError(f"{text!r} is not a size; write NAME=VALUES, e.g. batch=1,2,4")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+_DEFAULT_CARDS = "t4,a10,a100,h100"
+_CARD_FORMATS = {
+    "markdown": tables.as_markdown,
+    "json": tables.as_json,
+    "html": tables.as_html,
+}
+_MOST_LINES_OF_PYTEST = 40
+
+
+def _add_cards(commands: Any) -> None:
+    """Add the command to the subparsers of the command line."""
+    parser = commands.add_parser(
+        "cards",
+        usage="%(prog)s [--cards NAMES] [--no-values] [--format FORMAT] [arguments of pytest ...]",
+        help="run tests on emulated cards and print what fits; exit 1 if a test does not",
+        description="Run pytest once for each card, on an emulated device. All other arguments "
+        "are passed to pytest, such as tests/test_train.py -k training.",
+        allow_abbrev=False,
+    )
+    known = ", ".join(CARDS)
+    parser.add_argument(
+        "--cards", default=_DEFAULT_CARDS, help=f"default: {_DEFAULT_CARDS}; known: {known}"
+    )
+    parser.add_argument(
+        "--no-values", action="store_true", help="compute nothing on the cards, which is faster"
+    )
+    parser.add_argument("--format", choices=_CARD_FORMATS, default="markdown")
+    parser.set_defaults(run=_cards, takes_more=True)
+
+
+def _cards(args: argparse.Namespace) -> int:
+    """Run the sessions, print the table and return the exit status.
+
+    Raises:
+        DeviceError: if a card is not known.
+        ReportError: if a session ended without a report, such as for a wrong argument of pytest.
+    """
+    cards = _checked_cards(args.cards)
+    settings = ",values=off" if args.no_values else ""
+    uses: list[CardUse] = []
+    for number, card in enumerate(cards, 1):
+        print(f"{card} ({number} of {len(cards)}): running", file=sys.stderr, flush=True)
+        own = _session_on(card, f"{EMULATED}:{card}{settings}", args.more)
+        print(f"{counted(len(own), 'test')}, {tables.verdict(own)}", file=sys.stderr, flush=True)
+        uses += own
+    sys.stdout.write(_CARD_FORMATS[args.format](with_peaks_elsewhere(uses)))
+    return int(any(use.result in (OUT_OF_MEMORY, FAILED) for use in uses))
+
+
+def _checked_cards(text: str) -> list[str]:
+    cards = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [name for name in cards if name not in CARDS]
+    if unknown:
+        raise DeviceError(
+            f"--cards: unknown card {unknown[0]!r}; write names from {', '.join(CARDS)}, with "
+            f"commas between them, e.g. --cards {_DEFAULT_CARDS}"
+        )
+    return cards
+
+
+def _session_on(card: str, device: str, arguments: Sequence[str]) -> list[CardUse]:
+    """Run pytest on one card and return what its tests used."""
+    from pytest_cka_memory.integrations import ended_tests  # imports pytest, which takes a while
+
+    with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-cards-") as folder:
+        report, ended = Path(folder, "report.json"), Path(folder, "ended.json")
+        command = [
+            *(sys.executable, "-m", "pytest", "-p", ended_tests.__name__, *arguments),
+            *(f"--cka-memory-device={device}", f"--cka-memory-json={report}"),
+            "--cka-memory-report",  # measures every test
+        ]
+        done = subprocess.run(
+            command,
+            env={**os.environ, ended_tests.VARIABLE: str(ended)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode not in (0, 1) or not report.exists() or not ended.exists():
+            print(*done.stdout.splitlines()[-_MOST_LINES_OF_PYTEST:], sep="\n", file=sys.stderr)
+            raise ReportError(
+                f"pytest ended on {card} with exit status {done.returncode}; its output is above. "
+                "Correct the tests or the arguments of pytest, and run the command again"
+            )
+        usable_bytes = CARDS[card].total_bytes - CONTEXT_BYTES
+        tests = ended_tests.read(ended)
+        uses = uses_of(card, usable_bytes, read(report).results, tests.messages, tests.largest)
+        return [replace(use, condition=_condition_of(use)) for use in uses]
+
+
+def _condition_of(use: CardUse) -> str:
+    """Return under which condition a test fits its card; empty if there is none."""
+    if use.result != FITS:
+        return ""
+    card = CARDS[use.card]
+    return cards.condition_to_fit(card, card.total_bytes - use.reserved_bytes)

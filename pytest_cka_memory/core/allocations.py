@@ -11,13 +11,13 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from pytest_cka_memory.core.libraries import (
+from pytest_cka_memory.core.places import (
     explains_little,
     is_foreign,
     is_foreign_file,
     runner_folders,
+    shown,
 )
-from pytest_cka_memory.core.places import shown
 
 _BYTES_PER_CODE_UNIT = 2
 _MAX_LENGTH = 60

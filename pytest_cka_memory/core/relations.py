@@ -15,15 +15,19 @@ from pytest_cka_memory.core.conditions import (
     listed,
 )
 from pytest_cka_memory.core.figures import COMPARED, FIGURES, RegionRecord
-from pytest_cka_memory.core.tolerance import (
+from pytest_cka_memory.core.verdicts import (
+    Breach,
+    Limit,
+    Result,
     Tolerance,
+    Unjudged,
+    Verdict,
     depending_on,
     differences,
     excess,
     not_comparable,
     parse_tolerance,
 )
-from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.units import format_exact, parse_size
 

@@ -16,8 +16,13 @@ from pytest_cka_memory.core.conditions import (
 from pytest_cka_memory.core.figures import COMPARED, RegionRecord, rounded_figures
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, not_comparable
-from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.core.verdicts import (
+    Difference,
+    Result,
+    Tolerance,
+    differences,
+    not_comparable,
+)
 
 
 class RegionKey(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite, Context, Freed
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.kinds import (
+from pytest_cka_memory.core.sentences import (
     ACTIVATIONS,
     GRADIENTS,
     IN_POOLS,

@@ -20,7 +20,7 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.libraries import OWN_FOLDERS
+from pytest_cka_memory.core.places import OWN_FOLDERS
 from pytest_cka_memory.holders.expressions import (
     is_own_dict,
     local_expression_of,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.core.libraries import OWN_FOLDERS, is_of_package
+from pytest_cka_memory.core.places import OWN_FOLDERS, is_of_package
 from pytest_cka_memory.holders import owners, references
 from pytest_cka_memory.holders.expressions import local_expression_of
 from pytest_cka_memory.holders.growing import container_before, shared_container

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.libraries import is_installed
-from pytest_cka_memory.core.places import shown
+from pytest_cka_memory.core.places import is_installed, shown
 
 CO_OPTIMIZED = 0x1
 """Flag of code whose locals are stored in slots: its ``f_locals`` is a copy."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.core.libraries import OWN_FOLDERS
+from pytest_cka_memory.core.places import OWN_FOLDERS
 from pytest_cka_memory.holders.search import LEAVES, ByType, RulesForType, Walk
 from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.meters import torch_private

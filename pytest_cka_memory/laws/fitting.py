@@ -12,7 +12,6 @@ from itertools import product
 from math import gcd
 
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.laws.approximating import from_lines, moment_of_peak, simplest
 from pytest_cka_memory.laws.polynomials import (
     Point,
     Polynomial,
@@ -20,7 +19,15 @@ from pytest_cka_memory.laws.polynomials import (
     exponents,
     upper_envelope,
 )
-from pytest_cka_memory.laws.samples import WHOLE, Moment, Sample, Site
+from pytest_cka_memory.laws.samples import (
+    WHOLE,
+    Moment,
+    Sample,
+    Site,
+    law_from_lines,
+    moment_of_peak,
+    simplest_law,
+)
 
 _DOUBLINGS = 16
 MOST_VALUES = 6
@@ -428,9 +435,9 @@ def _approximate(
     search.at(tuple(values[-1] for values in search.values))
     samples = search.samples
     moment = moment_of_peak(samples)
-    best = from_lines(search.names, samples, degrees, moment)
+    best = law_from_lines(search.names, samples, degrees, moment)
     if best is None:
-        best = simplest(search.names, samples, degrees)
+        best = simplest_law(search.names, samples, degrees)
     least = tuple(min(sample.point[index] for sample in samples) for index in range(len(least)))
     return _fitted(
         search,

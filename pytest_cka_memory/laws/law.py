@@ -19,8 +19,7 @@ from pytest_cka_memory.laws.polynomials import (
     exponents,
 )
 from pytest_cka_memory.laws.samples import WHOLE, Moment, Sample
-from pytest_cka_memory.laws.terms import UNKNOWN, Prediction, Term
-from pytest_cka_memory.laws.text import lines_of
+from pytest_cka_memory.laws.terms import UNKNOWN, Prediction, Term, lines_of
 from pytest_cka_memory.units import MB, counted
 
 if TYPE_CHECKING:
@@ -300,7 +299,7 @@ class Law:
             MissingPackageError: if matplotlib is not installed.
             ValueError: if the law has no such size.
         """
-        from pytest_cka_memory.laws.text import plot
+        from pytest_cka_memory.laws.terms import plot
 
         name = self.names[-1] if name is None else name
         self._check((name, *sizes), complete=False)

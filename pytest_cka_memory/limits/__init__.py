@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from emulated_cuda import outside_reserve
+from emulated_cuda import cards
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
 from pytest_cka_memory.core.growth import PROCESS_WARMUP
 from pytest_cka_memory.core.markers import MARKERS
@@ -16,9 +16,9 @@ from pytest_cka_memory.limits.figures import (
     CardMemory,
     FitsCards,
     FlatPerBatch,
+    FlatProcess,
     Maximum,
 )
-from pytest_cka_memory.limits.process import FlatProcess
 from pytest_cka_memory.units import MB, megabytes
 
 __all__ = [
@@ -292,7 +292,7 @@ def _memory_of(card: Card, beside: object) -> CardMemory:
     Raises:
         SizeError: if that is neither ``"seen"`` nor a valid size.
     """
-    seen = outside_reserve.range_of(card)
+    seen = cards.outside_reserve_of(card)
     if beside is None:
         kept = CONTEXT_BYTES
     else:

@@ -19,8 +19,7 @@ from pytest_cka_memory.measure import law_processes
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_stack import RegionStack
-from pytest_cka_memory.meters.accelerator.emulated import computes_values
-from pytest_cka_memory.meters.accelerator.unknown_sizes import unknown_sizes
+from pytest_cka_memory.meters.accelerator.emulated import computes_values, unknown_sizes
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.torch_versions import is_out_of_memory
 from pytest_cka_memory.units import MB

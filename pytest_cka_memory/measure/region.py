@@ -12,6 +12,7 @@ from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.batches import BatchSamples
+from pytest_cka_memory.measure.boundaries import StepBoundaries
 from pytest_cka_memory.measure.evidence import (
     Explainer,
     FoundGarbage,
@@ -22,7 +23,6 @@ from pytest_cka_memory.measure.evidence import (
     look_at,
 )
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
-from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
 from pytest_cka_memory.measure.reserve import ReserveEvidence, WithRecording
 from pytest_cka_memory.meters.collector import not_counted
@@ -165,7 +165,7 @@ class Region(WithRecording, FigureAttributes):
         Args:
             loader: a DataLoader or another iterable of batches.
         """
-        from pytest_cka_memory.measure.loaders import SampledLoader
+        from pytest_cka_memory.measure.boundaries import SampledLoader
 
         return not_counted(SampledLoader)(loader, self._sample_if_open, self._end_loop_if_open)
 

@@ -6,7 +6,7 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import cpp_counts, torch_private
+from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
@@ -17,8 +17,12 @@ from pytest_cka_memory.meters.blocks.counter import (
     repair,
 )
 from pytest_cka_memory.meters.blocks.library import objects_of_types
-from pytest_cka_memory.meters.blocks.other_memory import OtherMemory, add_window
-from pytest_cka_memory.meters.blocks.region_peaks import BlockPeaks, CollectedBlocks
+from pytest_cka_memory.meters.blocks.other_memory import (
+    BlockPeaks,
+    CollectedBlocks,
+    OtherMemory,
+    add_window,
+)
 from pytest_cka_memory.meters.collector import Garbage
 from pytest_cka_memory.meters.conditions import of_kernels, processor_name
 from pytest_cka_memory.meters.objects import is_pinned, live_storages
@@ -46,7 +50,7 @@ class BlockMeter(Meter):
         self._garbage = Garbage(self._level, self._counter.retained_between)
         self._other_memory = OtherMemory(self._counter)
         self._collected = CollectedBlocks(self._counter)
-        cpp_counts.prepare()
+        torch_keepers.prepare_counts()
         knows_scratch()  # runs an operator, now rather than in a region
         self._add_live()
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.meters import cpp_counts, torch_keepers, torch_private
+from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.blocks.python_objects import (
     Asked,
     CompiledRelease,
@@ -64,9 +64,9 @@ class _Reference(NamedTuple):
     in_python: bool = False
 
 
-_UNKNOWN = cpp_counts.Uses(cpp=2**31, python=0)
+_UNKNOWN = torch_keepers.Uses(cpp=2**31, python=0)
 """For an object whose references cannot be counted: so many that it always counts as in use."""
-_ONLY_PYTHON = cpp_counts.Uses(cpp=0, python=0)
+_ONLY_PYTHON = torch_keepers.Uses(cpp=0, python=0)
 
 
 class _NoType:
@@ -122,8 +122,8 @@ def _node_kind(kind: type) -> _NodeKind | None:
 @cache
 def _learn_types() -> None:
     """Let the library follow tensors and storages of torch's own types, and what nodes save."""
-    learn_saved(cpp_counts.place_of_hooks())
-    of_cpp = int(cpp_counts.keeps_objects())
+    learn_saved(torch_keepers.place_of_hooks())
+    of_cpp = int(torch_keepers.keeps_objects())
     steps = (
         (Asked.MUST_BE, attrgetter("layout"), torch.strided),
         (Asked.MUST_BE, torch_private.base_of, None),
@@ -137,7 +137,7 @@ def _learn_types() -> None:
     for kind in PLAIN_TENSORS:
         learn(kind, HowToFollow(steps, 1, of_cpp, torch_private.use_count))
     memory = ((Asked.HAS_MEMORY, None, None),)
-    counter = cpp_counts.storage_use_count
+    counter = torch_keepers.storage_use_count
     learn(torch.UntypedStorage, HowToFollow(memory, 1, of_cpp, counter))
 
 
@@ -145,7 +145,7 @@ def _learn(kind: type) -> None:
     """Let the library follow the nodes of a type, if it is one of C++ that shows all."""
     if kind.__flags__ & _ON_HEAP:  # defined in Python, perhaps by a user
         return
-    node_kind, way = _node_kind(kind), cpp_counts.way_of_nodes()
+    node_kind, way = _node_kind(kind), torch_keepers.way_of_nodes()
     if node_kind is None or node_kind.is_opaque or way is None:
         return
     if node_kind.saved and not torch_private.SHOWS_SAVED:
@@ -183,7 +183,7 @@ class _Release:
         numpy = sys.modules.get("numpy")
         self._array: type = _NoType if numpy is None else numpy.ndarray
         bases = _special_types(self._array)
-        self._python = CompiledRelease(garbage, bases, cpp_counts.type_of_nodes(), _DEEPEST)
+        self._python = CompiledRelease(garbage, bases, torch_keepers.type_of_nodes(), _DEEPEST)
         with_references = filter(weakref.getweakrefcount, garbage)
         self._is_complete = not any(map(_calls_back, with_references))
 
@@ -209,14 +209,14 @@ class _Release:
         uses = self._uses(value)
         return self._python.is_unused(id(value), uses.cpp, uses.python)
 
-    def _uses(self, value: Any) -> cpp_counts.Uses:
+    def _uses(self, value: Any) -> torch_keepers.Uses:
         kind = type(value)
         if issubclass(kind, torch.Tensor):
-            return cpp_counts.tensor_uses(value)
+            return torch_keepers.tensor_uses(value)
         if kind is torch.UntypedStorage:
-            return cpp_counts.storage_uses(value)
+            return torch_keepers.storage_uses(value)
         if _node_kind(kind) is not None:
-            return cpp_counts.node_uses(value) or _UNKNOWN
+            return torch_keepers.node_uses(value) or _UNKNOWN
         return _ONLY_PYTHON
 
     def _free(self, value: Any) -> None:
@@ -286,7 +286,7 @@ class _Release:
                 continue
             several = isinstance(raw, tuple)
             for index, saved in enumerate(raw if several else (raw,)):
-                is_packed = cpp_counts.is_packed(saved)
+                is_packed = torch_keepers.is_packed(saved)
                 if torch_private.SHOWS_SAVED and not is_packed:
                     if (data := saved.data) is not None:
                         values.append(data)
@@ -305,16 +305,16 @@ class _Release:
 
         Then the hook follows, and the node of the tensor that was packed, one of `following`.
         """
-        if not cpp_counts.is_packed(saved):
+        if not torch_keepers.is_packed(saved):
             yield _Reference(saved.data)
             return
-        address = cpp_counts.node_of_packed(saved)
-        of_address = (it for it in following if cpp_counts.address_of_node(it) == address)
+        address = torch_keepers.node_of_packed(saved)
+        of_address = (it for it in following if torch_keepers.address_of_node(it) == address)
         yield _Reference(next(of_address, None))
         if torch_private.SHOWS_SAVED:
             yield _Reference(saved.data, in_python=True)
             yield _Reference(saved.unpack_hook, in_python=True)
-            yield _Reference(cpp_counts.pack_hook_of(saved), in_python=True)
+            yield _Reference(torch_keepers.pack_hook_of(saved), in_python=True)
         else:
             self._is_complete = False  # to read it would run the hook
 
@@ -372,6 +372,6 @@ def _of_unpacked(node: Any, name: str, index: int | None) -> Iterator[_Reference
         return
     tensor = saved if index is None else saved[index]
     del saved
-    if tensor is not None and cpp_counts.tensor_uses(tensor).cpp == 0:
+    if tensor is not None and torch_keepers.tensor_uses(tensor).cpp == 0:
         yield from map(_Reference, storages_of(tensor))  # that of what is saved
     yield _Reference(tensor)

@@ -29,7 +29,7 @@ from pytest_cka_memory.stored.plan import MARKER as BASELINE_MARKER
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.relations import ComparedRegion
-    from pytest_cka_memory.core.tolerance import Tolerance
+    from pytest_cka_memory.core.verdicts import Tolerance
     from pytest_cka_memory.meters.base import Meter
     from pytest_cka_memory.plugin.pytest_private import Node
 

@@ -1,8 +1,20 @@
-"""What the regions of one test measure and explain."""
+"""What the regions of one test measure and explain, and the files of its allocations.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+With ``--cka-memory-snapshots`` the allocator's history is recorded while a test runs, and written
+if it fails. Without, a file is written at each refused allocation, while the tensors are live; it
+stays only if the refusal has ended the test, because a program that handles the error, such as a
+search for the largest batch, needs none. Each test has one file at most.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -10,7 +22,9 @@ from pytest_cka_memory.core.figure_rows import TIMELINE
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.verdicts import Limit, judge
+from pytest_cka_memory.integrations.process_roles import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.meters.base import Meter, RefusalFile
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.device import meter_of
 from pytest_cka_memory.plugin.plan import compared_key, plan_of
@@ -125,3 +139,157 @@ def is_judged_as_a_whole(item: pytest.Item, runs: int) -> bool:
     settings = item.config.stash[settings_key]
     is_exact = settings.explain or settings.baseline.updating or settings.also
     return bool(is_exact or runs > 1 or plan_of(item).limits)
+
+
+_LONGEST_NAME = 120
+_FOLDER = "cka-memory-snapshots"
+"""Of pytest's cache: where files are if there is neither a folder for them nor a report."""
+_COMMANDS = "python -m pytest_cka_memory snapshot {0}\npython -m pytest_cka_memory replay {0}"
+_OPTION = "--cka-memory-snapshots=FOLDER"
+_HOW_TO_RECORD = (
+    "to see what each line had, and which setting of the allocator would have fitted: run pytest "
+    f"with {_OPTION}, then\n" + _COMMANDS.format("FILE")
+)
+_LIVE = (
+    "{0}: what was live when memory was refused\nwhat came before was not recorded, by which "
+    f"replay tries settings of the allocator: run pytest with {_OPTION}\n"
+)
+_RECORDED = "{0}: what the program has recorded until memory was refused\n"
+_NONE = "no memory snapshot: "
+
+
+@contextmanager
+def history_recorded(folder: Path | None, meter: Meter) -> Iterator[None]:
+    """Record the allocator's history in the block, if there is a folder for snapshots of it."""
+    if folder is not None:
+        meter.record_history()
+    try:
+        yield
+    finally:
+        if folder is not None:
+            meter.stop_history()
+
+
+class SnapshotFiles:
+    """What may be written of one test while it is measured.
+
+    Args:
+        item: the test.
+        meter: of the session.
+    """
+
+    def __init__(self, item: pytest.Item, meter: Meter) -> None:
+        self._meter, self._nodeid = meter, item.nodeid
+        self._folder = item.config.stash[settings_key].snapshots
+        self._start = item.config.invocation_params.dir
+        self._config = item.config
+        self._file: RefusalFile | None = None
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Record what the session asks for, and write a file when memory is refused."""
+        with history_recorded(self._folder, self._meter):
+            # Not on devices that never refuse memory: each test would wait for the name of a file.
+            if type(self._meter).open_refusal_file is not Meter.open_refusal_file:
+                folder, make_folder = _usual_folder(self._config)
+                if folder is not None:
+                    path = _path(folder, self._nodeid)
+                    self._file = self._meter.open_refusal_file(path, make_folder)
+            try:
+                yield
+            finally:
+                if self._file is not None:
+                    self._meter.close_refusal_file(self._file)
+
+    def end(self, error: BaseException | None, *, failed: bool) -> str:
+        """Keep or remove the test's file, and return text about it; empty if there is none.
+
+        Args:
+            error: the exception that has ended the test, if any.
+            failed: whether the test has failed, by it or by a limit.
+        """
+        if failed and self._folder is not None:
+            text = write_snapshot(self._folder, self._nodeid, self._meter)
+            # The program may have ended the recording when it ran out of memory.
+            if not (text.startswith(_NONE) and self._file is not None and self._file.is_written):
+                return text
+        if not (failed and self._meter.refused() is not None and self._ran_out(error)):
+            self.remove()
+            return ""
+        file = self._file
+        if file is None or not file.is_written:
+            why = f"{_NONE}{file.problem}\n" if file is not None and file.problem else ""
+            return why + _HOW_TO_RECORD
+        path = _as_typed(file.path, self._start)
+        text = _RECORDED if file.has_history else _LIVE
+        return text.format(path) + _COMMANDS.format(shlex.quote(path))
+
+    def remove(self) -> None:
+        """Remove what was written when memory was refused, also by an earlier session."""
+        if self._file is not None and self._folder is None:
+            self._file.path.unlink(missing_ok=True)
+
+    def _ran_out(self, error: BaseException | None) -> bool:
+        from pytest_cka_memory.meters.torch_versions import is_out_of_memory
+
+        device = self._meter.torch_device
+        return any(is_out_of_memory(each, device) for each in _with_causes(error))
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from, or that it is a group of."""
+    left, seen = [error], set()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def _usual_folder(config: pytest.Config) -> tuple[Path | None, Callable[[], object]]:
+    """Return the folder of the files and a function that makes it; None if there is none to use.
+
+    It is that for snapshots, that of the session's first report, or one in pytest's cache.
+    """
+    settings = config.stash[settings_key]
+    reports = (path.parent for path in settings.files.values())
+    folder = settings.snapshots or next(reports, None)
+    if folder is not None:
+        return folder, partial(folder.mkdir, parents=True, exist_ok=True)
+    cache = getattr(config, "cache", None)
+    if cache is None:  # pytest runs without its plugin for that
+        return None, bool
+    # pytest makes it, because it adds the file by which version control ignores it.
+    place = os.path.expandvars(os.path.expanduser(str(config.getini("cache_dir"))))
+    return config.rootpath / place / "d" / _FOLDER, partial(cache.mkdir, _FOLDER)
+
+
+def write_snapshot(folder: Path, nodeid: str, meter: Meter) -> str:
+    """Write the allocator's history of a test to a file in `folder`; return a line about it.
+
+    It does not raise if the file cannot be written: a full disk must not hide why the test failed.
+    """
+    path = _path(folder, nodeid)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not meter.dump_history(path):
+            return f"{_NONE}{meter.device} records no allocation history"
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        return f"{_NONE}cannot write {path}: {error.strerror or error}"
+    commands = _COMMANDS.format(shlex.quote(str(path)))
+    return f"{path}: open it in PyTorch's memory viewer, or\n{commands}"
+
+
+def _path(folder: Path, nodeid: str) -> Path:
+    # With a checksum, because two tests may differ only in characters that file names cannot have.
+    checksum = crc32(nodeid.encode(errors="backslashreplace"))
+    name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-_LONGEST_NAME:]}-{checksum:08x}"
+    rank = this_rank()
+    return folder / (f"{name}-rank{rank.number}.pickle" if rank else f"{name}.pickle")
+
+
+def _as_typed(path: Path, start: Path) -> str:
+    """Return a path as it is typed in the folder in which pytest was started."""
+    return os.path.relpath(path, start) if path.is_relative_to(start) else str(path)

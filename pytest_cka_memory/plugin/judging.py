@@ -18,6 +18,7 @@ from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.plugin.item_probes import (
     ItemExplainer,
+    SnapshotFiles,
     WholeTestExplainer,
     is_judged_as_a_whole,
     probe_for,
@@ -26,7 +27,6 @@ from pytest_cka_memory.plugin.options import is_narrowed
 from pytest_cka_memory.plugin.plan import ItemPlan, compared_key, plan_of
 from pytest_cka_memory.plugin.pytest_private import fail, terminal_width
 from pytest_cka_memory.plugin.settings import Settings, settings_key
-from pytest_cka_memory.plugin.snapshot_files import SnapshotFiles
 from pytest_cka_memory.reports import junit
 
 if TYPE_CHECKING:

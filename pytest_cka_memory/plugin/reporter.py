@@ -401,8 +401,14 @@ def owners_of_cka() -> list[str]:
 
 CKA_PARTS = frozenset(
     (
-        *("__init__.py", "comparison.py", "data.py", "errors.py", "gate.py", "indexing.py"),
-        *("layer_ticks.py", "many.py", "masks.py", "plots.py", "result.py", "result_file.py"),
+        *(
+            "__init__.py",
+            "comparison.py",
+            "data.py",
+            "errors.py",
+            "gate.py",
+        ),
+        *("layer_ticks.py", "many.py", "plots.py", "result.py", "result_file.py"),
         *("samples.py", "stored.py", "stored_comparison.py", "capture", "functional", "running"),
     )
 )

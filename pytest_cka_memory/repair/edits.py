@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
-from pytest_cka_memory.core.libraries import is_foreign, is_installed
+from pytest_cka_memory.core.places import is_foreign, is_installed
 
 
 @dataclass(frozen=True)

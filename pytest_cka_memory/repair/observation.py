@@ -14,12 +14,10 @@ from torch.overrides import TorchFunctionMode
 from pytest_cka_memory.meters.torch_keepers import is_compiled
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
 from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
-from pytest_cka_memory.repair.means import Loss, Mixing, is_training, loss_of, numbers_of_parts
-from pytest_cka_memory.repair.modules import calls_followed, class_of, tensors_in
-from pytest_cka_memory.repair.side_effects import UntilStep, random_state, side_effect
+from pytest_cka_memory.repair.proof import Loss, Mixing, is_training, loss_of, numbers_of_parts
 from pytest_cka_memory.repair.smaller import Sizes
-from pytest_cka_memory.repair.trials import replaced
-from pytest_cka_memory.repair.unused_locals import UnusedLocals
+from pytest_cka_memory.repair.trials import calls_followed, class_of, replaced, tensors_in
+from pytest_cka_memory.repair.users_code import UntilStep, UnusedLocals, random_state, side_effect
 
 _IN_PLACE = (torch.nn.ReLU, torch.nn.SiLU, torch.nn.ELU, torch.nn.LeakyReLU, torch.nn.ReLU6)
 """Activations that take ``inplace``."""

@@ -1,14 +1,22 @@
-"""Compare the numbers of two runs: what a loss was, and every gradient."""
+"""Whether numbers stay the same: those of two runs, and a loss that is computed in parts.
+
+Two runs have a loss and every gradient to compare. If a loss is a mean over its batch, the mean
+over equal parts is the same.
+"""
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from pytest_cka_memory.repair.modules import calls_followed
-from pytest_cka_memory.repair.trials import replaced
+from pytest_cka_memory.meters.torch_keepers import saved_by
+from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
+from pytest_cka_memory.repair.trials import calls_followed, replaced, tensors_in
 
 LAST_DIGITS = 1e-5
 """By how much of the largest gradient of a parameter others may differ if they are rounded
@@ -150,3 +158,153 @@ def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
         return 0.0
     scale = max(float(one.abs().max()), 1e-30)
     return float((one - other).abs().max()) / scale
+
+
+_SAME_VALUE = ("ToCopy", "Clone", "Alias", "View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze")
+_BY_CONSTANT = ("Mul", "Div", "Neg")
+_SUMS = ("Add", "Sub")
+_MEANS = ("Mean",)
+_WITH_REDUCTION = (
+    *("NllLoss", "NllLoss2D", "MseLoss", "HuberLoss", "SmoothL1Loss", "BinaryCrossEntropy"),
+    *("BinaryCrossEntropyWithLogits", "SoftMarginLoss", "MultiMarginLoss"),
+)
+_MEAN = 1
+"""What autograd saves for ``reduction="mean"``."""
+_DEFAULT_IGNORED = -100
+_MOST_PARTS = 4
+
+NOT_A_MEAN = "changes the numbers, unless the loss is a mean over the batch"
+WEIGHTED = "changes the numbers, unless all parts have the same weights of classes"
+IGNORED = "changes the numbers, if parts differ in how many targets ignore_index leaves out"
+
+
+def numbers_of_parts(loss: torch.Tensor, *, has_values: bool) -> str:
+    """Return how the mean over equal parts of a batch differs from a loss; empty if it does not.
+
+    Args:
+        loss: what the model returned, with its graph.
+        has_values: whether targets can be read. If not, targets may be ignored if another
+            ``ignore_index`` than the default is given.
+    """
+    node = loss.grad_fn
+    return NOT_A_MEAN if node is None else _of_node(node, has_values)
+
+
+def _of_node(node: Any, has_values: bool) -> str:
+    name = node.name().rpartition("::")[2].partition("Backward")[0]
+    inner = [each for each, _ in node.next_functions if each is not None]
+    if name in _MEANS:
+        return ""
+    if name in _WITH_REDUCTION:
+        if saved_by(node, "reduction") != _MEAN:
+            return NOT_A_MEAN
+        if saved_by(node, "weight") is not None:
+            return WEIGHTED
+        return IGNORED if name.startswith("NllLoss") and _ignores(node, has_values) else ""
+    is_sum = name in _SUMS and inner
+    if is_sum or (name in (*_SAME_VALUE, *_BY_CONSTANT) and len(inner) == 1):
+        return next(filter(None, (_of_node(each, has_values) for each in inner)), "")
+    return NOT_A_MEAN
+
+
+def _ignores(node: Any, has_values: bool) -> bool:
+    ignored = saved_by(node, "ignore_index", _DEFAULT_IGNORED)
+    ignored -= 2**64 if ignored >= 2**63 else 0  # read as unsigned
+    if not has_values:
+        return bool(ignored != _DEFAULT_IGNORED)
+    kept = (saved_by(node, "target") != ignored).flatten()
+    parts = kept.reshape(_MOST_PARTS, -1) if kept.numel() % _MOST_PARTS == 0 else kept[None]
+    counts = parts.sum(1)
+    return bool((counts != counts[0]).any()) if len(parts) > 1 else not bool(kept.all())
+
+
+@dataclass
+class Loss:
+    """A call of ``cross_entropy``."""
+
+    site: Site | None
+    rows: int
+    classes: int
+    usable: bool
+    """Whether it is a mean of one row after the other, with options that are known."""
+
+
+def loss_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Loss:
+    """Return a call of ``cross_entropy``, as a function mode of :mod:`.observation` sees it."""
+    site = calling_site() if calls_directly(5) else None
+    rows, classes = args[0].shape
+    rest = {name for name, value in kwargs.items() if value is not None}
+    rest -= {"ignore_index", "label_smoothing", "reduction"}
+    is_mean = len(args) == 2 and kwargs.get("reduction", "mean") == "mean"
+    return Loss(site, rows, classes, is_mean and not rest and args[1].dim() == 1)
+
+
+def is_training(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call of ``batch_norm`` computes statistics of the batch."""
+    return bool(kwargs.get("training", args[5] if len(args) > 5 else False))
+
+
+_REDUCING = {
+    *("mean", "sum", "var", "std", "var_mean", "std_mean", "norm", "vector_norm", "prod"),
+    *("amax", "amin", "max", "min", "median", "logsumexp", "softmax", "log_softmax", "normalize"),
+    *("cumsum", "cumprod", "sort", "argsort", "topk", "flip", "roll"),
+}
+_PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "einsum", "cdist", "linear"}
+
+
+class Mixing:
+    """Which sizes have dimensions of which functions compute one element from several others.
+
+    If the rows of a batch are such a dimension, the batch cannot be split: in a contrastive loss,
+    for example, each row is compared with all others.
+    """
+
+    def __init__(self) -> None:
+        self._reduced: set[int] = set()
+        self._multiplied: set[int] = set()
+        self._scalars: dict[int, tuple[torch.Tensor, int]] = {}
+        """Identity of a tensor -> the tensor, and the first size of what it was reduced from."""
+
+    def concerns(self, batch: int) -> bool:
+        """Whether rows of a batch of this size, or of parts of each row, were mixed."""
+        return batch in self._multiplied or any(size % batch == 0 for size in self._reduced)
+
+    def note(self, name: str, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Note a call of a function of torch."""
+        tensors = [each for each in tensors_in(args, 2) if not is_lazy(each)]
+        if self._scalars:
+            known = [self._scalars[id(each)][1] for each in tensors if id(each) in self._scalars]
+            firsts = {each.shape[0] for each in tensors if each.dim()}
+            self._reduced |= firsts & set(known)
+        if not tensors or not tensors[0].dim():
+            return
+        if name in _REDUCING:
+            self._note_reduction(tensors[0], args, kwargs, result)
+        elif name in _PRODUCTS and isinstance(result, torch.Tensor):
+            sizes = [Counter(each.shape) for each in tensors]
+            made = Counter(result.shape)
+            self._multiplied |= {size for each in sizes for size in each if size not in made}
+            pairs = {size for size in made if made[size] > 1}
+            self._multiplied |= {n for n in pairs if all(each[n] < 2 for each in sizes)}
+
+    def _note_reduction(
+        self, tensor: torch.Tensor, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
+        given = kwargs.get("dim", kwargs.get("axis", next(iter(_dimensions(args[1:])), None)))
+        given = [given] if isinstance(given, int) else given
+        if given is None:
+            if isinstance(result, torch.Tensor) and not result.dim():
+                self._scalars[id(result)] = result, tensor.shape[0]
+        elif 0 in [number % tensor.dim() for number in given] and len(given) < tensor.dim():
+            self._reduced.add(tensor.shape[0])
+
+    def end(self) -> None:
+        """Free the tensors that it keeps."""
+        self._scalars.clear()
+
+
+def _dimensions(args: Any) -> Iterator[Any]:
+    for each in args:
+        is_list = isinstance(each, (list, tuple)) and all(isinstance(n, int) for n in each)
+        if (isinstance(each, int) and not isinstance(each, bool)) or (is_list and each):
+            yield each

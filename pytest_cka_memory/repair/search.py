@@ -11,9 +11,8 @@ from itertools import combinations
 from typing import Any
 
 from pytest_cka_memory.repair.changes import checkpointing, deletions, offered
-from pytest_cka_memory.repair.initializing import without_random_values
 from pytest_cka_memory.repair.observation import Observed, observing
-from pytest_cka_memory.repair.smaller import Sizes
+from pytest_cka_memory.repair.smaller import Sizes, without_random_values
 from pytest_cka_memory.repair.trials import (
     Change,
     Figures,

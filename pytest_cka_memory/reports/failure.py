@@ -14,7 +14,7 @@ from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import is_scope
 from pytest_cka_memory.core.verdicts import Breach, Result
-from pytest_cka_memory.limits import process
+from pytest_cka_memory.limits import figures
 from pytest_cka_memory.reports import repairing, reserve
 from pytest_cka_memory.reports.escapes import shorten
 from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
@@ -218,9 +218,9 @@ def explanation(
     """
     figure = FIGURES.get(breach.figure)
     if figure is not None and figure.measured_by == PROCESS:
-        for line in process.lines_about(record):
+        for line in figures.lines_about(record):
             yield from wrapped(line, width, "  ")
-        if not process.holdings_of(record):
+        if not figures.holdings_of(record):
             return
         yield "  tensors that are still live:"
     if figure is not None and figure.measured_by == DRIVER:
@@ -354,7 +354,7 @@ def holdings_of(breach: Breach, record: RegionRecord) -> tuple[Holding, ...]:
     """Return the storages whose bytes the figure of a broken limit counts, largest group first."""
     figure = FIGURES.get(breach.figure)
     if figure is not None and figure.measured_by == PROCESS:
-        return process.holdings_of(record)
+        return figures.holdings_of(record)
     holdings: tuple[Holding, ...] = getattr(record, _explaining_field(breach))
     return holdings
 

@@ -8,7 +8,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from pytest_cka_memory.core import kinds
+from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figures import RegionRecord
 
 _LEAST = 40
@@ -58,12 +58,12 @@ def kinds_lines(record: RegionRecord, figure: str, width: int, indent: str = "  
 
     Args:
         record: the region.
-        figure: the figure that is explained, as for :func:`.kinds.line`.
+        figure: the figure that is explained, as for :func:`.sentences.kinds_line`.
         width: characters of a line.
         indent: start of the first line.
     """
     # Lines are not wrapped at a no-break space, so that a number and its sign stay together.
-    joined = kinds.line(record, figure).replace(" %", "\N{NO-BREAK SPACE}%")
+    joined = sentences.kinds_line(record, figure).replace(" %", "\N{NO-BREAK SPACE}%")
     for text in wrapped(joined, width, indent):
         yield text.replace("\N{NO-BREAK SPACE}", " ")
 

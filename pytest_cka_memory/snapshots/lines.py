@@ -1,16 +1,20 @@
-"""The lines of a snapshot as texts, without the folders and people that are in its paths."""
+"""The lines of a snapshot as texts, and which of them keep free parts of the reserve.
+
+The texts are without the folders and people that are in paths.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from pytest_cka_memory.core.reserve import ReserveState, explain_reserve
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.snapshots.analysis import Live, kind_of
-from pytest_cka_memory.snapshots.reading import Frame, Snapshot
+from pytest_cka_memory.snapshots.reading import Device, Frame, Snapshot
 
 _LIBRARY = re.compile(r".*(?:/site-packages/|/dist-packages/|/lib/python[\d.]+/)")
 _NOTEBOOK = re.compile(r".*ipykernel_\d+/\d+\.py|<ipython-input-.*")
@@ -107,3 +111,71 @@ def _root(files: Sequence[str]) -> str:
         return ""
     shared = os.path.commonpath([os.path.dirname(file) for file in files])
     return f"{shared}/" if shared.count("/") >= 2 else ""
+
+
+class Kept(NamedTuple):
+    """What the blocks of one line keep from being released."""
+
+    line: str
+    bytes: int
+    """Free parts of segments, or pages of expandable ones, that have a block of the line."""
+    segments: int
+    """How many of these."""
+
+
+def explained_reserve(snapshot: Snapshot, device: Device) -> ReserveState:
+    """Return what the reserve of a device consists of at the end of a recording.
+
+    Args:
+        snapshot: the file.
+        device: one of its devices.
+    """
+    names = {name: number for number, name in enumerate(device.pool_names)}
+    return explain_reserve(
+        _segments(device),
+        snapshot.settings,
+        pool_name=lambda pool: f"private pool {names[pool[0], pool[1]]}",
+    )
+
+
+def _segments(device: Device) -> Iterator[Mapping[str, Any]]:
+    """Yield the segments with the names that torch gives their parts."""
+    for segment in device.segments:
+        yield {
+            "address": segment.address,
+            "total_size": segment.bytes,
+            "stream": device.stream_names[segment.stream],
+            "segment_pool_id": device.pool_names[segment.pool],
+            "segment_type": "small" if segment.is_small else "large",
+            "is_expandable": segment.is_expandable,
+            "blocks": [
+                {
+                    "address": block.address,
+                    "size": block.bytes,
+                    "requested_size": block.requested_bytes,
+                    "state": unpickling.STATES[block.state],
+                }
+                for block in segment.blocks
+            ],
+        }
+
+
+def kept_by_line(device: Device, state: ReserveState, lines: Lines) -> list[Kept]:
+    """Return which lines' blocks keep free memory from being released, the most first.
+
+    A free part beside blocks of several lines counts for each of them.
+
+    Args:
+        device: the recording.
+        state: its reserve.
+        lines: writes the sites of the file.
+    """
+    sites = {block.address: block.site for segment in device.segments for block in segment.blocks}
+    found: dict[str, list[int]] = {}
+    for part in state.partly_used:
+        for line in {lines.text(sites.get(address, 0))[0] for address in part.blocks}:
+            entry = found.setdefault(line, [0, 0])
+            entry[0] += part.free_bytes
+            entry[1] += 1
+    rows = (Kept(line, *entry) for line, entry in found.items())
+    return sorted(rows, key=lambda row: (-row.bytes, row.line))

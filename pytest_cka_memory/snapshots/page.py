@@ -9,7 +9,7 @@ from pytest_cka_memory.core.memory_timeline import Place, Recording, moments_of,
 from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import template
-from pytest_cka_memory.snapshots import reserve, settings
+from pytest_cka_memory.snapshots import lines, settings
 from pytest_cka_memory.snapshots.analysis import Analysis, kinds
 from pytest_cka_memory.snapshots.lines import Line
 from pytest_cka_memory.snapshots.reading import INACTIVE, Segment
@@ -190,10 +190,10 @@ def _reserve(read: Read, analysis: Analysis) -> Iterator[str]:
     if not analysis.device.segments:
         yield "<p>Nothing was reserved.</p>"
         return
-    state = reserve.explained(read.snapshot, analysis.device)
+    state = lines.explained_reserve(read.snapshot, analysis.device)
     for line in reserve_lines(state.parts):
         yield f"<p>{template.text(line)}</p>"
-    for row in reserve.kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
+    for row in lines.kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
         yield (
             f"<p class='cause'>blocks of <code>{template.text(row.line)}</code> keep "
             f"{row.bytes / MB:,.1f} MB from being released, in {counted(row.segments, 'segment')}"

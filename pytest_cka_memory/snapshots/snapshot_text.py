@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.snapshots import reserve, settings
+from pytest_cka_memory.snapshots import lines, settings
 from pytest_cka_memory.snapshots.analysis import Analysis, Moment, Refusal, analysed, kinds
 from pytest_cka_memory.snapshots.lines import BEFORE, Line, Lines
 from pytest_cka_memory.snapshots.reading import Snapshot
@@ -150,10 +150,10 @@ def _reserve(read: Read, analysis: Analysis, when: str = "at the end") -> Iterat
     used = [refusal.moment.used_bytes for refusal in analysis.refusals]
     if not analysis.device.segments or (used and analysis.end.used_bytes < max(used) / 2):
         return
-    state = reserve.explained(read.snapshot, analysis.device)
+    state = lines.explained_reserve(read.snapshot, analysis.device)
     yield f"the reserve {when}:"
     yield from (f"  {line}" for line in reserve_lines(state.parts))
-    kept = reserve.kept_by_line(analysis.device, state, read.lines)
+    kept = lines.kept_by_line(analysis.device, state, read.lines)
     least = _LEAST_KEPT * analysis.end.reserved_bytes
     for row in [row for row in kept if row.bytes >= least][:_FEWER_LINES]:
         yield (

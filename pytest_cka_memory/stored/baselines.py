@@ -19,24 +19,30 @@ from pytest_cka_memory.core.decoder import (
     MAX_NUMBER,
     RepeatedKeyError,
     ShapeError,
+    bytes_of,
+    conflict_in,
     decode,
+    is_other_version,
+    line_at,
     shown,
     unique_keys,
 )
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COMPARED, RegionRecord
 from pytest_cka_memory.core.relations import relations_of
-from pytest_cka_memory.core.tolerance import (
+from pytest_cka_memory.core.verdicts import (
+    Breach,
     Difference,
+    Limit,
     Tolerance,
+    Unjudged,
+    Verdict,
     differences,
     excess,
     not_comparable,
     parse_tolerance,
 )
-from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import BaselineError
-from pytest_cka_memory.stored.reading import bytes_of, conflict_in, is_other_version, line_at
 from pytest_cka_memory.units import format_exact
 
 SCHEMA = "pytest-cka-memory-baseline/1"

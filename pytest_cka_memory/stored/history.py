@@ -8,12 +8,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pytest_cka_memory.core.conditions import Conditions, Fingerprint, conditions_of, fingerprint_of
-from pytest_cka_memory.core.decoder import RepeatedKeyError, ShapeError, decode, shown, unique_keys
+from pytest_cka_memory.core.decoder import (
+    RepeatedKeyError,
+    ShapeError,
+    bytes_of,
+    conflict_in,
+    decode,
+    is_other_version,
+    shown,
+    unique_keys,
+)
 from pytest_cka_memory.core.figures import rounded_figures
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.reports import files
-from pytest_cka_memory.stored.reading import bytes_of, conflict_in, is_other_version
 from pytest_cka_memory.units import counted
 
 SCHEMA = "pytest-cka-memory-history/1"

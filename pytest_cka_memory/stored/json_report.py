@@ -9,13 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_cka_memory.core.decoder import RepeatedKeyError, ShapeError, decode, unique_keys
+from pytest_cka_memory.core.decoder import (
+    RepeatedKeyError,
+    ShapeError,
+    decode,
+    is_other_version,
+    line_at,
+    unique_keys,
+)
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import DERIVED, MEASURED
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.stored.reading import is_other_version, line_at
 
 SCHEMA = "pytest-cka-memory/1"
 

@@ -13,8 +13,7 @@ from pytest_cka_memory.errors import BaselineError
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.conditions import Changed, Fingerprint
-    from pytest_cka_memory.core.tolerance import Tolerance
-    from pytest_cka_memory.core.verdicts import Limit
+    from pytest_cka_memory.core.verdicts import Limit, Tolerance
     from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures
 
 MARKER = "memory_baseline"
@@ -52,7 +51,7 @@ class BaselinePlan:
         Raises:
             LimitError: if :attr:`tolerance_text` cannot be read.
         """
-        from pytest_cka_memory.core.tolerance import parse_tolerance
+        from pytest_cka_memory.core.verdicts import parse_tolerance
 
         return parse_tolerance(self.tolerance_text)
 

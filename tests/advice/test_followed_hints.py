@@ -31,8 +31,8 @@ MODULES = {
     "holders.owners": set(),
     "holders.references": {"SCRIPT_CONSTANT"},
     "holders.survivors": set(),
-    "limits.process": {"WORKER", "_FIGURE"},
-    "meters.accelerator.blocks_in_use": set(),
+    "limits.figures": {"WORKER", "_FIGURE"},
+    "meters.accelerator.allocator": set(),
 }
 """The modules that have hints as constants -> constants that are none."""
 _LONGEST_WORDING = 60

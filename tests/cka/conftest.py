@@ -8,7 +8,7 @@ import forked_processes
 import pytest
 from torch import nn
 
-from cka.functional import native
+from cka.functional import arithmetic as precision
 
 VECTOR_FLOATS = {"avx2": 8, "avx512": 16}
 
@@ -22,17 +22,17 @@ def _imports_excluded(imports_excluded_from_search: None) -> None:
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Multiply features by the compiled kernel, with vectors of each width."""
     floats = VECTOR_FLOATS[request.param]
-    if native._vector_floats() < floats:
+    if precision._vector_floats() < floats:
         pytest.skip(f"{request.param}: not compiled, or not supported by this processor")
-    monkeypatch.setattr(native, "_vector_floats", lambda: floats)
+    monkeypatch.setattr(precision, "_vector_floats", lambda: floats)
 
 
 @pytest.fixture(params=["torch", "compiled"])
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Multiply features by operators of torch, and by the compiled kernel."""
     if request.param == "torch":
-        monkeypatch.setattr(native, "_vector_floats", lambda: 0)
-    elif native._vector_floats() == 0:
+        monkeypatch.setattr(precision, "_vector_floats", lambda: 0)
+    elif precision._vector_floats() == 0:
         pytest.skip("cka.functional._gram: not compiled, or not supported by this processor")
     name: str = request.param
     return name

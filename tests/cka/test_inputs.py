@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from cka import CKA, CKAWarning, InputError
-from cka.capture.structures import map_tensors
+from cka.capture.outputs import map_tensors
 from cka.data import Counting, batch_tuples, concatenate_batches
 from cka.samples import SampleRule
 

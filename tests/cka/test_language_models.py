@@ -10,7 +10,7 @@ from cka_reference import reference_matrix
 from torch import Tensor
 
 from cka import CKA, CKAResult
-from cka.capture.structures import tensors_in
+from cka.capture.outputs import tensors_in
 
 tf = pytest.importorskip("transformers")
 

@@ -14,7 +14,7 @@ from docs_pages import ROOT, pages, prose
 from emulated_cuda import running, triton
 from emulated_cuda.cards import CARDS
 from emulated_cuda.loading.loaded import folder_of_driver
-from emulated_cuda.triton.table import OPERATIONS
+from emulated_cuda.triton.ttir import OPERATIONS
 from emulated_cuda.values import equivalents
 from emulated_cuda.values.equivalents.table import EQUIVALENTS
 from pytest_cka_memory.cli.main import _parser as cli_parser

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from emulated_cuda import outside_reserve, running
+from emulated_cuda import cards, running
 from emulated_cuda.cards import CARDS
 from emulated_cuda.loading import records
 
@@ -103,7 +103,7 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
         "usable_bytes": 3 * 2**29,
         "max_allocated_bytes": 512,
         "max_reserved_bytes": 2**21,
-        "outside_reserve_bytes": list(outside_reserve.range_of(CARDS["h100"])),
+        "outside_reserve_bytes": list(cards.outside_reserve_of(CARDS["h100"])),
         "late_reserved_bytes": None,
         "missing_bytes": 0,
         "out_of_memory": False,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from emulated_cuda import outside_reserve, running
+from emulated_cuda import cards, running
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from emulated_cuda.estimating import Estimate
 from emulated_cuda.loading.records import DeviceUse, ProcessUse
@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "emulated_cuda.md"
 )
 def test_range_is_that_of_the_generation(card, with_nccl, least, most):
     """Processes of the same compute capability count, if there are two at least."""
-    found = outside_reserve.range_of(CARDS[card], with_nccl=with_nccl)
+    found = cards.outside_reserve_of(CARDS[card], with_nccl=with_nccl)
 
     assert [round(size / GIB, 2) for size in found] == [least, most]
 
@@ -83,7 +83,7 @@ def test_page_has_each_process():
     """The table of the reference is that of the module."""
     rows = [
         f"| {row.card} | {row.ranks} | {row.gib:.2f} | [{row.year}]({row.source}) |"
-        for row in outside_reserve.PUBLISHED
+        for row in cards.PUBLISHED_OUTSIDE_RESERVE
     ]
 
     assert "\n".join(rows) in PAGE.read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.accelerator.meter import AllocatorHistory
-from pytest_cka_memory.plugin.snapshot_files import history_recorded
+from pytest_cka_memory.plugin.item_probes import history_recorded
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ from planted import KEEP, cleaned_up
 from torch import nn
 
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
-from pytest_cka_memory.core.libraries import OWN_FOLDERS
+from pytest_cka_memory.core.places import OWN_FOLDERS
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.holders import hints as keepers
 from pytest_cka_memory.holders.hints import keeper_of

@@ -11,8 +11,7 @@ from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.core import conditions
 from pytest_cka_memory.core.conditions import Changed, Fingerprint, fingerprint_of
 from pytest_cka_memory.core.figures import rounded_figures
-from pytest_cka_memory.core.tolerance import parse_tolerance
-from pytest_cka_memory.core.verdicts import Result, judge
+from pytest_cka_memory.core.verdicts import Result, judge, parse_tolerance
 from pytest_cka_memory.limits import Breach, Unjudged, limit_from_marker
 from pytest_cka_memory.stored.baselines import BaselineKey, WithinBaseline, tolerance_of_marker
 from pytest_cka_memory.stored.update import BaselineChange, Update, updated

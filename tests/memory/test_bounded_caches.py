@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_cka_memory.core import libraries
+from pytest_cka_memory.core import places
 from pytest_cka_memory.meters.ledger.storages import Ledger
 
 
@@ -87,9 +87,9 @@ def test_cache_of_file_names_is_emptied_when_it_is_full(monkeypatch: pytest.Monk
     """Generated code may have new file names each time, so their
     cache is emptied when it is full.
     """
-    monkeypatch.setattr(libraries, "_MOST_FILES", 10)
-    monkeypatch.setattr(libraries, "is_foreign_file", type(libraries.is_foreign_file)())
-    own = [libraries.is_foreign(f"/home/me/generated_{number}.py") for number in range(25)]
-    assert len(libraries.is_foreign_file) <= 10
+    monkeypatch.setattr(places, "_MOST_FILES", 10)
+    monkeypatch.setattr(places, "is_foreign_file", type(places.is_foreign_file)())
+    own = [places.is_foreign(f"/home/me/generated_{number}.py") for number in range(25)]
+    assert len(places.is_foreign_file) <= 10
     assert own == [False] * 25
-    assert libraries.is_foreign(torch.__file__)
+    assert places.is_foreign(torch.__file__)

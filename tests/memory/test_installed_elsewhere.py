@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_cka_memory.core import libraries
+from pytest_cka_memory.core import places
 
 SOURCE = """
 import torch
@@ -71,7 +71,7 @@ def test_failure_shows_only_the_users_frames(
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "test_it.py").write_text(SOURCE)
-    path = f"{moved}:{Path(libraries.__file__).parents[2]}"
+    path = f"{moved}:{Path(places.__file__).parents[2]}"
     done = run_python(
         "-c", BOTH_METERS, "-q", "-p", "cka_memory", "-p", "no:cacheprovider",
         "--cka-memory-device=cpu", cwd=tests, PYTHONPATH=path, PYTEST_ADDOPTS="",
@@ -84,22 +84,22 @@ def test_library_that_was_not_imported_is_not_searched_for(monkeypatch: pytest.M
     """A library that was not imported has no frames, so torch is not imported to find out."""
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.delitem(sys.modules, "pluggy")
-    assert not any("torch" in prefix for prefix in libraries.foreign_prefixes())
-    assert not any("pluggy" in folder for folder in libraries.runner_folders())
+    assert not any("torch" in prefix for prefix in places.foreign_prefixes())
+    assert not any("pluggy" in folder for folder in places.runner_folders())
     assert "torch" not in sys.modules
 
 
 def test_packages_beside_torch_belong_to_its_distribution() -> None:
     """Packages of torch's distribution, such as functorch, belong to it."""
     folder = Path(torch.__file__).parents[1]
-    assert libraries.is_foreign(str(folder / "functorch" / "dim" / "op.py"))
-    assert not libraries.is_foreign(str(folder / "functorch_extra" / "op.py"))
-    assert not libraries.is_foreign(str(folder / "torchvision" / "ops.py"))
+    assert places.is_foreign(str(folder / "functorch" / "dim" / "op.py"))
+    assert not places.is_foreign(str(folder / "functorch_extra" / "op.py"))
+    assert not places.is_foreign(str(folder / "torchvision" / "ops.py"))
 
 
 def test_generated_file_names_do_not_fill_memory() -> None:
     """Code compiled at run time has new file names each time, which must not fill memory."""
     for number in range(20_000):
-        assert not libraries.is_foreign(f"<generated {number}>")
-    assert libraries.is_foreign(torch.nn.Linear.forward.__code__.co_filename)
-    assert len(libraries.is_foreign_file) < 5_000
+        assert not places.is_foreign(f"<generated {number}>")
+    assert places.is_foreign(torch.nn.Linear.forward.__code__.co_filename)
+    assert len(places.is_foreign_file) < 5_000

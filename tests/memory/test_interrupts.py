@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.ledger.meter import StorageMeter, StorageTracker
 from pytest_cka_memory.meters.ledger.storages import Ledger
 from pytest_cka_memory.meters.patching import hook_for
 

@@ -3,7 +3,7 @@
 import pytest
 from reports_made import record
 
-from pytest_cka_memory.core import kinds
+from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.holdings import Holding
 
 MB = 2**20
@@ -18,7 +18,7 @@ OLDER = Holding(bytes=100 * MB, count=0, kind="parameters", before_region=True)
 def test_line_about_an_increase_leaves_out_what_is_older() -> None:
     """The line about an increase has the shares of what the region allocated, and zeros."""
     region = record(start_bytes=100 * MB, peak_bytes=200 * MB, at_peak=(*MADE, OLDER))
-    assert kinds.line(region, "peak_increase_bytes") == (
+    assert sentences.kinds_line(region, "peak_increase_bytes") == (
         "at the peak, allocated in the region: activations 61 %, gradients 39 %, inputs < 1 %, "
         "optimiser 0"
     )
@@ -27,7 +27,7 @@ def test_line_about_an_increase_leaves_out_what_is_older() -> None:
 def test_line_about_a_level_has_what_is_older() -> None:
     """The line about the whole level has also the shares of what was live before the region."""
     region = record(start_bytes=100 * MB, peak_bytes=200 * MB, at_peak=(*MADE, OLDER))
-    assert kinds.line(region, "peak_bytes") == (
+    assert sentences.kinds_line(region, "peak_bytes") == (
         "at the peak, with what was live before the region: parameters 50 %, activations 30 %, "
         "gradients 19 %, inputs < 1 %, optimiser 0"
     )
@@ -36,7 +36,7 @@ def test_line_about_a_level_has_what_is_older() -> None:
 def test_line_says_what_from_before_had_been_freed() -> None:
     """If older memory was freed before the peak, the increase is less than the sum, by so much."""
     region = record(start_bytes=110 * MB, peak_bytes=200 * MB, at_peak=(*MADE, OLDER))
-    found = kinds.line(region, "peak_increase_bytes")
+    found = sentences.kinds_line(region, "peak_increase_bytes")
     assert found.endswith("optimiser 0; 10.00 MB from before it had been freed")
 
 
@@ -45,4 +45,4 @@ def test_line_names_zeros_of_training_only_if_there_is_training(kind: str | None
     """Without kinds there is no line; without activations and gradients it names no zeros."""
     region = record(start_bytes=0, peak_bytes=8, at_peak=(Holding(bytes=8, count=1, kind=kind),))
     expected = "" if kind is None else "at the peak, allocated in the region: temporaries 100 %"
-    assert kinds.line(region, "peak_increase_bytes") == expected
+    assert sentences.kinds_line(region, "peak_increase_bytes") == expected

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pytest_cka_memory.meters.accelerator.allocator import Levels
 from pytest_cka_memory.meters.accelerator.by_blocks import LastLevels
-from pytest_cka_memory.meters.accelerator.stats import Levels
 from pytest_cka_memory.meters.blocks.counter import State
 
 

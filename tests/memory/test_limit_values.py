@@ -9,8 +9,7 @@ import pytest
 
 from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.core.markers import MARKERS, Marker
-from pytest_cka_memory.core.tolerance import Tolerance
-from pytest_cka_memory.core.verdicts import Limit
+from pytest_cka_memory.core.verdicts import Limit, Tolerance
 from pytest_cka_memory.limits import (
     Breach,
     Unjudged,

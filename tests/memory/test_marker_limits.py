@@ -15,7 +15,7 @@ from pytest_cka_memory.limits import (
     Unjudged,
     limit_from_marker,
 )
-from pytest_cka_memory.limits.process import lines_about
+from pytest_cka_memory.limits.figures import lines_about
 from pytest_cka_memory.units import MB
 
 MakeRecord = Callable[..., RegionRecord]

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from reports_made import LOSSES, ZERO, broken, kept, many, record
 
-from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import compare
-from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.core.verdicts import judge, parse_tolerance
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import comparison, failure, terminal
 from pytest_cka_memory.reports.fitting import fitted, wrapped

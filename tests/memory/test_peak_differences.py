@@ -10,9 +10,8 @@ from reports_made import HOSTILE, SESSION, record
 from pytest_cka_memory.cli.main import main
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import PeakDifference, compare, peak_differences
-from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.core.verdicts import Result, parse_tolerance
 from pytest_cka_memory.reports import comparison
 from pytest_cka_memory.stored import json_report
 from pytest_cka_memory.units import MB

@@ -6,7 +6,7 @@ from math import nan
 import pytest
 
 from pytest_cka_memory import LimitError
-from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, parse_tolerance
+from pytest_cka_memory.core.verdicts import Difference, Tolerance, differences, parse_tolerance
 
 
 @pytest.mark.parametrize(

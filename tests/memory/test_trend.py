@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pytest_cka_memory.cli.main import OK, UNUSABLE, main
-from pytest_cka_memory.core.tolerance import parse_tolerance
+from pytest_cka_memory.core.verdicts import parse_tolerance
 from pytest_cka_memory.stored.history import HistoryDevice, HistoryRegion, HistorySession
 from pytest_cka_memory.stored.trend import Series, series_of
 from pytest_cka_memory.units import MB

@@ -18,8 +18,7 @@ from pytest_cka_memory.core.allocations import (
     RawFrames,
     user_frames,
 )
-from pytest_cka_memory.core.libraries import is_foreign, is_installed, is_of_package
-from pytest_cka_memory.core.places import short
+from pytest_cka_memory.core.places import is_foreign, is_installed, is_of_package, short
 
 PACKAGE = Path(pytest_cka_memory.__file__).parent
 OF_TORCH = torch.nn.Linear.forward.__code__, 0

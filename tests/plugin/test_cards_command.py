@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import forked_processes
 import pytest
 
-from pytest_cka_memory.cli import cards as command_of_cards
+from pytest_cka_memory.cli import main as command_of_cards
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 
 GB = 2**30

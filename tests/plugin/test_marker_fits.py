@@ -2,7 +2,7 @@
 
 import pytest
 
-from emulated_cuda import outside_reserve
+from emulated_cuda import cards
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 
 T4 = CARDS["t4"].total_bytes - CONTEXT_BYTES
@@ -38,7 +38,7 @@ def test_message_has_what_is_missing_and_the_head_room(scripted) -> None:
 
 
 H100 = CARDS["h100"].total_bytes
-SEEN = outside_reserve.range_of(CARDS["h100"])
+SEEN = cards.outside_reserve_of(CARDS["h100"])
 """The least and the most that processes had beside the reserve on cards like an H100."""
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_cka_memory.repair.initializing import without_random_values
+from pytest_cka_memory.repair.smaller import without_random_values
 
 LARGE = 300  # squared, more elements than a parameter has that is initialized
 

@@ -8,7 +8,7 @@ import pytest
 import tempting_programs
 import torch
 
-from pytest_cka_memory.repair import means
+from pytest_cka_memory.repair import proof
 from pytest_cka_memory.repair.changes import offered
 from pytest_cka_memory.repair.observation import observing
 from pytest_cka_memory.repair.trials import Figures, keeps_numbers, tried
@@ -120,10 +120,10 @@ BATCHES = {
     "normalize_batch": "refused: BatchNorm1d computes its statistics over the whole batch",
     "drop_out": "numbers: changes the numbers: dropout draws others",
     "differentiate_twice": "refused: a graph is kept for another backward pass",
-    "add_losses": f"numbers: {means.NOT_A_MEAN}",
-    "ignore_targets": f"numbers: {means.IGNORED}",
-    "ignore_zeros": f"numbers: {means.IGNORED}",
-    "weigh_classes": f"numbers: {means.WEIGHTED}",
+    "add_losses": f"numbers: {proof.NOT_A_MEAN}",
+    "ignore_targets": f"numbers: {proof.IGNORED}",
+    "ignore_zeros": f"numbers: {proof.IGNORED}",
+    "weigh_classes": f"numbers: {proof.WEIGHTED}",
 }
 
 
@@ -145,7 +145,7 @@ def classify(wanted: torch.Tensor, **options: Any) -> torch.Tensor:
     [
         ([0, 1, 2, 3, 4, 5, 6, 7], {}, ""),
         ([0, -100, 2, -100, 4, -100, 6, -100], {}, ""),
-        ([0, -100, 2, 3, 4, 5, 6, 7], {}, means.IGNORED),
+        ([0, -100, 2, 3, 4, 5, 6, 7], {}, proof.IGNORED),
         ([0, 1, 2, 3, 4, 5, 6, 7], {"ignore_index": 9}, ""),
     ],
     ids=["none", "as-many-in-each-part", "in-one-part", "none-of-the-given"],
@@ -153,21 +153,21 @@ def classify(wanted: torch.Tensor, **options: Any) -> torch.Tensor:
 def test_targets_that_are_ignored(wanted: list[int], options: dict[str, int], numbers: str) -> None:
     """The mean over parts is the same if each part has as many targets that count."""
     loss = classify(torch.tensor(wanted), **options)
-    assert means.numbers_of_parts(loss, has_values=True) == numbers
+    assert proof.numbers_of_parts(loss, has_values=True) == numbers
 
 
 def test_targets_without_values() -> None:
     """If targets cannot be read, an ignore_index that is given is taken to be used."""
     wanted = torch.arange(8)
-    for options, numbers in (({}, ""), ({"ignore_index": 9}, means.IGNORED)):
+    for options, numbers in (({}, ""), ({"ignore_index": 9}, proof.IGNORED)):
         loss = classify(wanted, **options)
-        assert means.numbers_of_parts(loss, has_values=False) == numbers
+        assert proof.numbers_of_parts(loss, has_values=False) == numbers
 
 
 def test_sums_of_means_are_means() -> None:
     """An auxiliary loss with a weight is added to the mean, as in a mixture of experts."""
     loss = classify(torch.arange(8))
-    assert means.numbers_of_parts((loss + 0.1 * loss.log()).float(), has_values=True) != ""
+    assert proof.numbers_of_parts((loss + 0.1 * loss.log()).float(), has_values=True) != ""
     x = torch.ones(8, 2, requires_grad=True)
     total = (loss + 0.1 * x.square().mean()).double() / 2
-    assert means.numbers_of_parts(total, has_values=True) == ""
+    assert proof.numbers_of_parts(total, has_values=True) == ""

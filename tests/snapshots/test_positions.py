@@ -9,9 +9,9 @@ import made
 import pytest
 import torch
 
-from emulated_cuda import symbols
+from emulated_cuda import this_process
 from pytest_cka_memory.cli.main import OK, main
-from pytest_cka_memory.snapshots import positions, replays
+from pytest_cka_memory.snapshots import replays, request_list
 from pytest_cka_memory.snapshots.reading import read
 from pytest_cka_memory.snapshots.replays import Run
 from pytest_cka_memory.snapshots.request_list import requests_of
@@ -247,7 +247,7 @@ def test_positions_keep_order_gaps_and_overlaps():
     """Gaps are closed, what overlaps still does, and units of the driver are not divided."""
     unit = 2 * MB
     given = [(10 * unit + 512, unit), (0, unit), (unit, 2 * unit), (2 * unit, unit), (2**70, 0)]
-    found, total = positions.of(given)
+    found, total = request_list.positions_of(given)
     assert [at // unit for at in found] == [3, 0, 1, 2, 4]
     assert total == 4 * unit
 
@@ -256,7 +256,7 @@ def test_million_positions_are_computed_in_seconds():
     """The time does not grow with the square of the number."""
     numbers = count()
     given = [(2**40 - 4 * MB * next(numbers), 2 * MB) for _ in range(1_000_000)]
-    found, total = positions.of(given)
+    found, total = request_list.positions_of(given)
     assert found[0] == total - 2 * MB
     assert found[-1] == 0
 
@@ -268,7 +268,7 @@ VARIABLE = "FLAGS_caffe2_keep_on_shrink"
 def test_address_of_a_variable_is_that_of_the_dynamic_linker():
     library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
     wanted = ctypes.addressof(ctypes.c_bool.in_dll(library, VARIABLE))
-    assert symbols.address_of("libc10.so", VARIABLE, 1) == wanted
+    assert this_process.address_of_variable("libc10.so", VARIABLE, 1) == wanted
 
 
 @pytest.mark.parametrize(
@@ -277,4 +277,4 @@ def test_address_of_a_variable_is_that_of_the_dynamic_linker():
     ids=["library", "name", "size"],
 )
 def test_variable_that_is_not_there_has_no_address(library, name, size):
-    assert symbols.address_of(library, name, size) is None
+    assert this_process.address_of_variable(library, name, size) is None

@@ -1,7 +1,7 @@
 """CPU forms of operators that only CUDA has, or that return more on CUDA.
 
 Each function gets CPU aliases of the operator's arguments, under their names in its schema, and
-returns what the operator would have written. :func:`.table.equivalent` names the formula's source.
+returns what the operator would have written. :func:`.output.equivalent` names the formula's source.
 """
 
 from emulated_cuda.values.equivalents import (

@@ -13,14 +13,10 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, RawFrames
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import cpp_counts
-from pytest_cka_memory.meters.accelerator import blocks_in_use
+from pytest_cka_memory.meters import torch_keepers
+from pytest_cka_memory.meters.accelerator import allocator
+from pytest_cka_memory.meters.accelerator.allocator import AllocatorStats, Levels, wait_for_backward
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.accelerator.stats import (
-    AllocatorStats,
-    Levels,
-    wait_for_backward,
-)
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.blocks import counter as block_counter
 from pytest_cka_memory.meters.blocks import library
@@ -33,8 +29,12 @@ from pytest_cka_memory.meters.blocks.counter import (
     repair,
 )
 from pytest_cka_memory.meters.blocks.library import SWITCH, UNKNOWN
-from pytest_cka_memory.meters.blocks.other_memory import EmptiedStorages, LentMemory
-from pytest_cka_memory.meters.blocks.region_peaks import BlockPeaks, CollectedBlocks
+from pytest_cka_memory.meters.blocks.other_memory import (
+    BlockPeaks,
+    CollectedBlocks,
+    EmptiedStorages,
+    LentMemory,
+)
 from pytest_cka_memory.meters.blocks.written import LazySequence
 from pytest_cka_memory.meters.collector import Garbage
 from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
@@ -178,7 +178,7 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         self._counter = counter
         self._levels = LastLevels(stats, counter)
         self._garbage = Garbage(self._level, counter.retained_between)
-        cpp_counts.prepare()
+        torch_keepers.prepare_counts()
         self._patches: SharedPatches = EmptiedStorages(counter, device)
         if self._host is not None:
             self._patches = JoinedPatches(self._patches, self._host.lent_memory)
@@ -263,14 +263,14 @@ class AcceleratorBlockMeter(AcceleratorMeter):
     def serial(self) -> int:
         return self._counter.figures().serial
 
-    def allocations_since(self, mark: _Mark) -> blocks_in_use.RequestedAllocations:
-        return blocks_in_use.RequestedAllocations(
+    def allocations_since(self, mark: _Mark) -> allocator.RequestedAllocations:
+        return allocator.RequestedAllocations(
             self._counter.allocations_since(mark.serial), self._device
         )
 
     def allocations_at(self, addresses: Collection[int]) -> Sequence[Allocation]:
         everything = self._counter.allocations_since(0)
-        requested = blocks_in_use.RequestedAllocations(everything, self._device)
+        requested = allocator.RequestedAllocations(everything, self._device)
         wanted = map(set(addresses).__contains__, everything.blocks.addresses)
         return [requested[place] for place in compress(count(), wanted)]
 

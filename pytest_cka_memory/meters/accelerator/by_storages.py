@@ -12,15 +12,14 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import objects, torch_private
-from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.accelerator.stats import (
+from pytest_cka_memory.meters.accelerator.allocator import (
     AllocatorStats,
     Levels,
     device_name,
     wait_for_backward,
 )
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.ledger.meter import StorageMeter, StorageTracker
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
 
 _RESET = "reset_peak_memory_stats"

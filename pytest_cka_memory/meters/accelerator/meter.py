@@ -12,14 +12,14 @@ from pytest_cka_memory.core.allocations import RawFrames
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import ReserveState
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.accelerator import blocks_in_use
-from pytest_cka_memory.meters.accelerator.refusals import Lines, refusals_of, reserve_of
-from pytest_cka_memory.meters.accelerator.stats import (
+from pytest_cka_memory.meters.accelerator import allocator
+from pytest_cka_memory.meters.accelerator.allocator import (
     AllocatorStats,
     Levels,
     device_name,
     wait_for_backward,
 )
+from pytest_cka_memory.meters.accelerator.refusals import Lines, refusals_of, reserve_of
 from pytest_cka_memory.meters.base import (
     Cleaned,
     DriverReading,
@@ -63,7 +63,7 @@ class AcceleratorMeter(Meter):
         self._drop_workspaces = torch_private.workspace_dropper(device.type)
         self._history = AllocatorHistory(device.type)
         self._patches_of_pools = JoinedPatches(
-            blocks_in_use.Captures(), blocks_in_use.Releases(device.type)
+            allocator.Captures(), allocator.Releases(device.type)
         )
         self._refusals = refusals_of(device.type)
         self.name = "PyTorch's caching allocator"
@@ -164,19 +164,19 @@ class AcceleratorMeter(Meter):
         wait_for_backward(self._device)
 
     def reserved_by_graphs(self) -> Sequence[Holding]:
-        return blocks_in_use.reserved_by_graphs(self._device)
+        return allocator.reserved_by_graphs(self._device)
 
     def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
-        return blocks_in_use.after_captures(call)
+        return allocator.after_captures(call)
 
     def before_releases(self, call: Callable[[], object]) -> Callable[[], object]:
-        return blocks_in_use.before_releases(call)
+        return allocator.before_releases(call)
 
     def reserve(self) -> ReserveState | None:
         return reserve_of(self._device)
 
     def addresses_in_pools(self) -> frozenset[int]:
-        return blocks_in_use.addresses_in_pools(self._device)
+        return allocator.addresses_in_pools(self._device)
 
     def refused(self) -> RefusedAllocation | None:
         return self._refusals.last(self._device)

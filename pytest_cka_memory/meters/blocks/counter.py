@@ -19,8 +19,8 @@ from pytest_cka_memory.core.allocations import (
     Freed,
     RawFrames,
 )
-from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
 from pytest_cka_memory.core.memory_timeline import RecordedBlock, Recording
+from pytest_cka_memory.core.places import foreign_prefixes, runner_folders
 from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.blocks.library import (
     RECORDED_BLOCK,

@@ -10,16 +10,26 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from pytest_cka_memory.core.allocations import AllocationGroup
+from pytest_cka_memory.core.memory_timeline import Recording
 from pytest_cka_memory.meters import torch_keepers, torch_private
-from pytest_cka_memory.meters.blocks.counter import Counter, Origin, prepared_functions
+from pytest_cka_memory.meters.base import Peaks, Reading
+from pytest_cka_memory.meters.blocks.counter import (
+    Counter,
+    Levels,
+    Origin,
+    counts_collected,
+    prepared_functions,
+)
 from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 from pytest_cka_memory.meters.objects import storages_in, storages_of
-from pytest_cka_memory.meters.patching import Patch, SharedPatches
+from pytest_cka_memory.meters.patching import Patch, SharedPatches, Undoable, collection_callbacks
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 
 _HOST = torch.device("cpu")
@@ -254,3 +264,64 @@ class OtherMemory(LentMemory):
             return original(iterator)
 
         return __next__
+
+
+class CollectedBlocks(SharedPatches):
+    """Informs the counter when the garbage collector runs in a thread, while started."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def make_patches(self) -> Iterable[Undoable]:
+        yield from collection_callbacks(self.note_collection)
+
+    def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
+        self._counter.note_collection(begins=phase == "start")
+
+    def stop(self, user: object) -> None:
+        super().stop(user)
+        self._counter.note_collection(begins=False)  # an exception may have interrupted the last
+
+
+class BlockPeaks(Peaks):
+    """Counts one region of a device; a subclass makes readings of the counter's levels.
+
+    Args:
+        counter: the counter of the device.
+        patches: what shows the counter memory that its allocator does not report.
+    """
+
+    _collected: CollectedBlocks
+
+    def __init__(self, counter: Counter, patches: SharedPatches) -> None:
+        patches.start(self)  # before the region, which counts what they show
+        self._patches = patches
+        self._region = counter.open()
+
+    @abstractmethod
+    def sampled(self, levels: Levels) -> Reading:
+        """Return the reading of a batch boundary, at which the region had these levels."""
+
+    def sample(self) -> tuple[Reading, int, int]:
+        levels = self._region.read(sample=True)
+        return self.sampled(levels), levels.sample_peak, levels.serial
+
+    def allocations(self) -> Sequence[AllocationGroup]:
+        return self._region.at_peak()
+
+    def record(self) -> bool:
+        return self._region.record()
+
+    def recorded(self) -> Recording | None:
+        return self._region.recorded()
+
+    def count_collected(self) -> bool:
+        self._collected.start(self)
+        return counts_collected()
+
+    def close(self) -> None:
+        self._collected.stop(self)
+        self._region.close()  # before the patches, which show it what is freed until then
+        self._patches.stop(self)

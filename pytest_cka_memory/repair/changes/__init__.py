@@ -3,32 +3,29 @@
 from collections.abc import Callable, Iterator
 
 from pytest_cka_memory.repair.changes import (
+    activations,
     checkpointing,
     deletions,
-    low_bit,
     optimizers,
-    parts,
     precision,
-    saved,
-    sharding,
 )
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Refusal
 
 Offers = Callable[[Observed], Iterator[Change | Refusal]]
 OFFERS: tuple[Offers, ...] = (
-    saved.offers_without_graph,
+    activations.offers_without_graph,
     deletions.offers,
     checkpointing.offers,
-    saved.offers_on_host,
-    parts.offers_of_losses,
-    saved.offers_in_place,
+    activations.offers_on_host,
+    activations.offers_of_losses,
+    activations.offers_in_place,
     optimizers.offers,
-    parts.offers_of_batches,
+    activations.offers_of_batches,
     precision.offers,
     precision.offers_of_attention,
-    sharding.offers,
-    low_bit.offers,
+    checkpointing.offers_of_shards,
+    optimizers.offers_of_low_bits,
 )
 """Functions that yield the changes of one kind, in the order in which these are tried."""
 

@@ -1,4 +1,10 @@
-"""Activation checkpointing: compute in backward again what forward would have saved."""
+"""Changes to chosen modules: activation checkpointing, and ``fully_shard``.
+
+Checkpointing computes in backward again what forward would have saved. With ``fully_shard`` each of
+several cards keeps a part of the parameters, gradients and states. One process is rank 0 of a group
+that does not communicate. It allocates what a rank of a real group does, so that this is tried
+where no values are computed: on an emulated device that has several cards.
+"""
 
 import functools
 import weakref
@@ -10,17 +16,26 @@ from itertools import combinations, islice
 from typing import Any
 
 import torch
+from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
 from pytest_cka_memory.repair.changes.forwards import Forward, forward_of_class
 from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
-from pytest_cka_memory.repair.modules import calls_followed, class_of, of_class
 from pytest_cka_memory.repair.observation import Observed, Root
-from pytest_cka_memory.repair.trials import Change, Copied, Refusal
+from pytest_cka_memory.repair.trials import (
+    Change,
+    Copied,
+    Refusal,
+    calls_followed,
+    class_of,
+    of_class,
+    replaced,
+)
 from pytest_cka_memory.repair.written import (
     checkpoint_modules,
     checkpointed,
     keeping_products,
+    sharded,
     text_of,
     with_forward,
 )
@@ -297,3 +312,63 @@ def _neighbours(ranked: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
         for number in range(count - 1, -1, -1):
             yield (*first[:number], *first[number + 1 :], new)
     yield from combinations(ranked, count)
+
+
+NUMBERS = "changes the numbers: a mean over the batches of all cards"
+_ORDER_OF_SHARDS = 6
+
+
+def offers_of_shards(observed: Observed) -> Iterator[Change | Refusal]:
+    """Yield ``fully_shard`` for the models that are trained, if there are several cards."""
+    cards = observed.cards
+    if cards < 2 or observed.is_compiled or not distributed.is_available():
+        return
+    roots = [root for root in observed.roots if root.has_gradients and root.has_parameters]
+    name = f"fully_shard over {cards} cards"
+    if observed.has_values:
+        yield Refusal(name, "it is tried without values only: add values=off to the device")
+    elif observed.is_distributed:
+        yield Refusal(name, "the step has a process group of its own")
+    elif len({root.kind for root in roots}) == 1:
+        yield _change_to_shards(name, roots, cards)
+
+
+def _change_to_shards(name: str, roots: Sequence[Root], cards: int) -> Change:
+    parts = repeated(roots[0])
+    part = parts[0].__name__ if parts else None
+    given = f', "{part}")' if part else ")"
+    sites = {root.made_at for root in roots}
+    return Change(
+        name,
+        "sharding",
+        functools.partial(_trying_shards, roots[0].kind, part, cards),
+        numbers=NUMBERS,
+        edits=None
+        if None in sites
+        else tuple(wrapped(site, "sharded(", given, text_of(sharded)) for site in sites if site),
+        advice=f"call torch.distributed.fsdp.fully_shard for each {part or 'large part'} and for "
+        "the model, before its optimizer is made",
+        condition=f"it is started by torchrun --nproc-per-node {cards}, and each card has a batch",
+        order=_ORDER_OF_SHARDS,
+        cards=cards,
+    )
+
+
+@contextmanager
+def _trying_shards(
+    kind: type[torch.nn.Module], part: str | None, cards: int, copied: Copied
+) -> Iterator[None]:
+    def wrapper(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def made(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            init(module, *args, **kwargs)
+            if type(module) is kind:
+                sharded(module, part)
+
+        return made
+
+    distributed.init_process_group("fake", rank=0, world_size=cards)
+    with ExitStack() as stack:
+        stack.callback(distributed.destroy_process_group)
+        stack.enter_context(replaced(kind, "__init__", wrapper(kind.__init__)))
+        yield

@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from pytest_cka_memory.repair.edits import Edit, Insertion, patched
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Copied, Refusal
-from pytest_cka_memory.repair.unused_locals import Unused
+from pytest_cka_memory.repair.users_code import Unused
 
 GROUP = "del"
 _MOST = 3

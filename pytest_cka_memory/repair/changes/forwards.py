@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
-from pytest_cka_memory.repair.modules import calls_followed, class_of, with_own_forward
 from pytest_cka_memory.repair.observation import Root
-from pytest_cka_memory.repair.trials import replaced
+from pytest_cka_memory.repair.trials import calls_followed, class_of, replaced, with_own_forward
 from pytest_cka_memory.repair.written import text_of, with_forward
 
 Forward = Callable[..., Any]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_cka_memory.core import kinds, sentences
+from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
@@ -150,7 +150,7 @@ def _held(record: RegionRecord) -> Iterator[str]:
         if holdings:
             yield title
         at_peak = figure == "peak_bytes"
-        if at_peak and (line := kinds.line(record, "peak_bytes")):
+        if at_peak and (line := sentences.kinds_line(record, "peak_bytes")):
             yield line
         for holding in holdings:
             yield from map(one_line, holding_lines(holding, traced=not at_peak))

@@ -3,7 +3,7 @@
 import torch
 from ttir import by_elements, function, launch
 
-from emulated_cuda.triton.operations import KernelError
+from emulated_cuda.triton.ttir import KernelError
 
 POINTER = "!tt.ptr<f32>"
 LINE = f"""

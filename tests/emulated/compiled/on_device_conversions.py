@@ -7,7 +7,7 @@ import torch
 from on_device_arithmetic import SIZES, edges, plain, wrapped
 from ttir import apply, elements
 
-from emulated_cuda.triton.operations import DTYPES
+from emulated_cuda.triton.ttir import DTYPES
 
 
 @pytest.mark.parametrize(

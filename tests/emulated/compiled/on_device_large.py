@@ -5,8 +5,8 @@ import torch
 from ttir import function, launch, loaded, stored
 
 from emulated_cuda.triton import numbers as integers
-from emulated_cuda.triton.operations import KernelError
 from emulated_cuda.triton.programs import chosen
+from emulated_cuda.triton.ttir import KernelError
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TYPES = (

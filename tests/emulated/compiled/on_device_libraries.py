@@ -4,7 +4,7 @@ import pytest
 import torch
 from ttir import apply, elements, function, launch
 
-from emulated_cuda.triton.operations import KernelError
+from emulated_cuda.triton.ttir import KernelError
 
 # ---- Assertions, assembly ----
 

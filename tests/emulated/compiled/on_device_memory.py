@@ -7,7 +7,7 @@ import pytest
 import torch
 from ttir import elements, function, launch, loaded, stored
 
-from emulated_cuda.triton.operations import KernelError
+from emulated_cuda.triton.ttir import KernelError
 
 # ---- Memory ----
 

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from emulated_cuda.errors import StaleValueError
-from emulated_cuda.triton.table import NOT_COMPUTED, OPERATIONS, TERMINATORS
+from emulated_cuda.triton.ttir import NOT_COMPUTED, OPERATIONS, TERMINATORS
 from emulated_cuda.values import staleness
 
 MB = 2**20

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.triton import memory, table
+from emulated_cuda.triton import memory, ttir
 from emulated_cuda.triton.launches import Kernel
-from emulated_cuda.triton.operations import DTYPES
+from emulated_cuda.triton.ttir import DTYPES
 
 memory.use_library("libcuda.so.1")
 
@@ -114,9 +114,9 @@ def stored(value: str, name: str, shape: tuple[int, ...], element: str) -> str:
 @contextlib.contextmanager
 def by_elements() -> Iterator[None]:
     """Compute each element of kernels that are read in this context, also of progressions."""
-    rows = dict(table.ON_PROGRESSIONS)
-    table.ON_PROGRESSIONS.clear()
+    rows = dict(ttir.ON_PROGRESSIONS)
+    ttir.ON_PROGRESSIONS.clear()
     try:
         yield
     finally:
-        table.ON_PROGRESSIONS.update(rows)
+        ttir.ON_PROGRESSIONS.update(rows)

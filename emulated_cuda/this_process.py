@@ -1,4 +1,4 @@
-"""Where a library that is loaded has a variable that it does not export."""
+"""What Linux says of this process: its threads, and where a loaded library has a variable."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+_THREADS = Path("/proc/self/task")
+
+
+def thread_may_exist(prefix: str) -> bool:
+    """Whether a thread has a name that starts so; True if the system does not list threads."""
+    if not _THREADS.is_dir():
+        return True
+    return any(_name_of_thread(thread).startswith(prefix) for thread in _THREADS.iterdir())
+
+
+def _name_of_thread(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text("utf-8", errors="replace")
+    except OSError:  # the thread has ended meanwhile
+        return ""
+
 
 _MAPS = Path("/proc/self/maps")
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -24,7 +41,7 @@ class _Section(NamedTuple):
     link: int
 
 
-def address_of(library: str, name: str, size: int) -> int | None:
+def address_of_variable(library: str, name: str, size: int) -> int | None:
     """Return the address of a variable in this process; None if it cannot be found.
 
     Args:
