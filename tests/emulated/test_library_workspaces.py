@@ -32,9 +32,11 @@ RECURRENT = {  # the workspace and the reserve
     "recur('LSTM', 10, 128, 16, 256)": (17450240, 6553856),
     "recur('LSTM', 100, 33, 16, 512, bidirectional=True)": (121879328, 67584256),
     "recur('GRU', 50, 16, 64, 16, 2, dtype=torch.float16)": (17562496, 333056),
-    "recur('GRU', 128, 64, 512, 100, 2, dropout=0.2, dtype=torch.bfloat16)": (46143008, 21401856),
-    "recur('RNN', 2, 128, 16, 256, 4, bidirectional=True, dropout=0.2, dtype=torch.bfloat16)": (
-        *(75007232, 1933568),
+    "recur('GRU', 128, 16, 16, 1024, 2, bidirectional=True, dropout=0.2, dtype=torch.float16)": (
+        *(135463296, 110100736),
+    ),
+    "recur('RNN', 1, 64, 100, 256, 2, bidirectional=True, dropout=0.2, dtype=torch.float16)": (
+        *(36337408, 205056),
     ),
 }
 

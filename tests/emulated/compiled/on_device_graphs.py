@@ -274,14 +274,23 @@ def test_operation_that_waits_for_the_device_is_refused_in_a_capture(way):
     assert (x + 1).tolist() == [2] * 4
 
 
-@pytest.mark.parametrize(
-    "operator_for",
-    [lambda: torch.linalg.inv, lambda: torch.fft.fft, lambda: nn.GRU(4, 4).cuda()],
-    ids=["inv", "fft", "gru"],
-)
-def test_operator_whose_memory_is_not_known_is_refused_in_a_capture(operator_for):
-    """Operators of cuSOLVER and cuFFT, and cuDNN's recurrent layers, are refused by name."""
-    x, operator = torch.eye(4, device="cuda"), operator_for()
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layer_is_replayed(kind):
+    """A replay computes cuDNN's recurrent layers from the inputs of then."""
+    layer, x = kind(4, 4, 2).cuda(), torch.ones(3, 2, 4, device="cuda")
+    layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        found = layer(x)[0]
+    x.copy_(torch.randn(3, 2, 4))
+    graph.replay()
+    torch.testing.assert_close(found, layer(x)[0].detach())
+
+
+@pytest.mark.parametrize("operator", [torch.linalg.inv, torch.fft.fft], ids=["inv", "fft"])
+def test_operator_whose_memory_is_not_known_is_refused_in_a_capture(operator):
+    """Operators of cuSOLVER and cuFFT are refused by name."""
+    x = torch.eye(4, device="cuda")
     graph = torch.cuda.CUDAGraph()
     refused = r"(?s)during capture: aten::\w+ cannot be captured in a CUDA graph"
     with pytest.raises(RuntimeError, match=refused), torch.cuda.graph(graph):
