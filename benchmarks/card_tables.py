@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def programs() -> str:
 _WORDS = {
     "equal": "all",
     "equal blocks": "all blocks",
-    "another order": "in another order",
+    "another order": "all, in another order",
     "equal peak": "the peak",
     "different": "no",
 }
@@ -101,7 +101,11 @@ def summary() -> str:
                 f"{statistics.median(errors):.4%}",
             )
         )
-    return _table(lines)
+    kinds = Counter(row["outcome"] for row in rows)
+    return (
+        f"{_table(lines)}\n{kinds['equal'] + kinds['another order']} of {len(rows)} programs make the "
+        f"same requests and frees, {kinds['equal']} of them in the same order.\n"
+    )
 
 
 def repairs() -> str:

@@ -33,7 +33,7 @@ def asked(*events: int, peak: int = 0, retained: int = 0) -> dict[str, Any]:
         (asked(500, -500), asked(512, -512), "equal blocks"),
         (asked(8, 8, peak=1024), asked(16, peak=1024), "equal peak"),
         (asked(8, peak=512), asked(1024, peak=1024), "different"),
-        (asked(8, 1024, peak=1536), asked(1024, 8, peak=1024), "different"),
+        (asked(8, 1024, peak=1536), asked(1024, 8, peak=1024), "another order"),
         (asked(8), {"failed": "no"}, "fails here"),
         ({"failed": "no"}, {"failed": "no"}, "fails on both"),
     ],
