@@ -102,9 +102,10 @@ def summary() -> str:
             )
         )
     kinds = Counter(row["outcome"] for row in rows)
+    same = kinds["equal"] + kinds["another order"]
     return (
-        f"{_table(lines)}\n{kinds['equal'] + kinds['another order']} of {len(rows)} programs make the "
-        f"same requests and frees, {kinds['equal']} of them in the same order.\n"
+        f"{_table(lines)}\n{same} of {len(rows)} programs make the same requests and frees, "
+        f"{kinds['equal']} of them in the same order.\n"
     )
 
 
