@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import threading
-from _thread import interrupt_main
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -219,38 +218,40 @@ def _silent() -> Iterator[None]:
         yield
 
 
+class _OverError(KeyboardInterrupt):
+    """Not an ``Exception``, which the code of a step may catch."""
+
+
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """End the block after so many seconds, as Ctrl-C does: also one that waits.
+    """End the block after so many seconds, also one that waits.
+
+    By the alarm, which a program in the background gets, too, unlike Ctrl-C. If the alarm has a use
+    already, or this is not the main thread, the block is not ended.
 
     Raises:
         TooLongError: if that was necessary.
     """
-    thread = threading.main_thread()
-    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if math.isinf(seconds) or not is_usual or threading.current_thread() is not thread:
+    is_free = hasattr(signal, "SIGALRM") and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    is_main = threading.current_thread() is threading.main_thread()
+    if math.isinf(seconds) or not is_free or not is_main:
         yield
         return
-    is_over = threading.Event()
 
-    def end() -> None:
-        is_over.set()
-        if hasattr(signal, "pthread_kill"):  # not on Windows; it also ends a wait
-            signal.pthread_kill(thread.ident or 0, signal.SIGINT)
-        else:
-            interrupt_main()
+    def end(_number: int, _frame: object) -> None:
+        raise _OverError
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
-    except KeyboardInterrupt:
-        if not is_over.is_set():
-            raise
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _OverError:
         raise TooLongError(f"it takes longer than {seconds:.0f} s") from None
     finally:
-        timer.cancel()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def flops_of(

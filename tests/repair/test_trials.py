@@ -1,6 +1,7 @@
 """A trial: what it prints, and how long it may take."""
 
 import math
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +29,17 @@ def test_trial_that_hangs_is_ended() -> None:
     assert tried_with_limit(30, 1).error == "it takes longer than 1 s"
     assert time.monotonic() - began < 20
     assert tried_with_limit(0, 30).peak_bytes == 1
+
+
+def test_limit_holds_where_ctrl_c_is_ignored() -> None:
+    """As in a program that a shell starts in the background; the alarm is free afterwards."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert tried_with_limit(30, 1).error == "it takes longer than 1 s"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def test_ctrl_c_in_a_trial_is_not_taken_for_its_limit() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import hostile_programs
+import hostile_steps
 import pytest
 import torch
 from test_no_false_promises import verdict_on
@@ -63,7 +63,7 @@ def broken_promises(step: Step) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("step", hostile_programs.STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", hostile_steps.STEPS, ids=lambda step: step.__name__)
 def test_changes_that_run_keep_their_promise(step: Step) -> None:
     """Weights and gradients after the step are what the change says."""
     assert broken_promises(step) == {}
@@ -99,7 +99,7 @@ VERDICTS = {
 }
 
 
-@pytest.mark.parametrize("step", hostile_programs.STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", hostile_steps.STEPS, ids=lambda step: step.__name__)
 def test_tempting_change_is_refused_or_named(step: Step) -> None:
     """The change that tempts is refused, named or not offered; and offered where it is right."""
     name, verdict = VERDICTS[step.__name__]
