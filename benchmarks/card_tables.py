@@ -63,7 +63,10 @@ def layers() -> str:
     for row in _found()["layers"]:
         groups[row["name"].partition(": ")[0].replace("_", " ")].append(row)
     lines = [
-        ("layers and functions", "cases", "all requests equal", "peak equal", "worst peak"),
+        (
+            *("layers and functions", "cases", "all requests equal", "peak equal"),
+            "worst peak of 1 MB and more",
+        ),
         ("---", "---:", "---:", "---:", "---:"),
     ]
     whole: Rows = []
@@ -79,7 +82,7 @@ def _counts(rows: Rows) -> tuple[str, ...]:
     ran = [row for row in rows if "here_failed" not in row]
     equal = sum(row["outcome"] in ("equal", "equal blocks") for row in ran)
     peaks = sum(row["card_peak"] == row["here_peak"] for row in ran)
-    errors = [row["here_peak"] / row["card_peak"] - 1 for row in ran if row["card_peak"]]
+    errors = [row["here_peak"] / row["card_peak"] - 1 for row in ran if row["card_peak"] >= MB]
     worst = max(errors, key=abs, default=0.0)
     return f"{len(rows)}", f"{equal}", f"{peaks}", "-" if not worst else f"{worst:+.1%}"
 
