@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from _attention import table
+from case import Figure
+
 STUDENTS = "OpenMOSS/SummerQuest-2026@4921b29842778ef696a9c16d9280f2595dddde9a"
 COURSE = "stanford-cs336/assignment2-systems@9d95f3b"
 COUNTS = {"peak_allocated_mib": "peak allocated", "peak_reserved_mib": "peak reserved"}
@@ -58,3 +61,26 @@ def _left_as_it_is(tensor: Any, *_arguments: Any, **_named: Any) -> Any:
 def sizes(name: str, row: dict[str, str]) -> dict[str, int]:
     """Return the two peaks of a row, in bytes."""
     return {f"{name}, {counts}": round(float(row[key]) * 2**20) for key, counts in COUNTS.items()}
+
+
+def training(tokens: str, layers: str) -> str:
+    """Return the name of a row of training."""
+    return f"training, {tokens} tokens, {layers} layers in a checkpoint"
+
+
+def attention(tokens: str, width: str, passes: str) -> str:
+    """Return the name of a row of attention."""
+    return f"attention, {tokens} x {width}, {passes}"
+
+
+def figures(training_rows: str, attention_rows: str) -> dict[str, Figure]:
+    """Return the figures of two tables."""
+    found = {}
+    for name, row in [
+        *((training(*row[:2]), row[2:]) for row in table(training_rows)),
+        *((attention(*row[:3]), row[3:]) for row in table(attention_rows)),
+    ]:
+        kind = "operators" if name.startswith("attention") else ""
+        for size, counts in zip(row, COUNTS.values(), strict=True):
+            found[f"{name}, {counts}"] = Figure(size, "MiB", counts, kind)
+    return found

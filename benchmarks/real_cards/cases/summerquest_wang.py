@@ -1,8 +1,7 @@
 """Checkpointing and attention on a card of 24 GB, by the scripts of a second student."""
 
-from _attention import table
-from _summerquest import COUNTS, programs, rows, sizes
-from case import Case, Figure
+from _summerquest import attention, figures, programs, rows, sizes, training
+from case import Case
 
 STUDENT = "王扬"
 ATTENTION_FILE = "attention_baseline.csv"
@@ -39,26 +38,6 @@ ATTENTION = """
 """
 
 
-def _training(tokens: str, layers: str) -> str:
-    return f"training, {tokens} tokens, {layers} layers in a checkpoint"
-
-
-def _attention(tokens: str, width: str, passes: str) -> str:
-    return f"attention, {tokens} x {width}, {passes}"
-
-
-def _figures() -> dict[str, Figure]:
-    found = {}
-    for name, row in [
-        *((_training(*row[:2]), row[2:]) for row in table(TRAINING)),
-        *((_attention(*row[:3]), row[3:]) for row in table(ATTENTION)),
-    ]:
-        kind = "operators" if name.startswith("attention") else ""
-        for size, counts in zip(row, COUNTS.values(), strict=True):
-            found[f"{name}, {counts}"] = Figure(size, "MiB", counts, kind)
-    return found
-
-
 CASE = Case(
     title="A language model of 24 layers x 1,024, checkpointed, and attention, batch 1, bfloat16",
     source=(
@@ -70,7 +49,7 @@ CASE = Case(
     real="RTX 4090, torch 2.10.0 with CUDA 12.8",
     torch="2.10",
     needs=("einx", "einops", "jaxtyping"),
-    figures=_figures(),
+    figures=figures(TRAINING, ATTENTION),
     runs=("training", "attention"),
     programs=programs(STUDENT),
     differs=(
@@ -85,9 +64,9 @@ def measured(run: str) -> dict[str, int]:
     found = {}
     if run == "training":
         for row in rows(STUDENT, "run_checkpointing", [], "checkpointing.csv"):
-            name = _training(row["context_length"], row["checkpoint_block_size"])
+            name = training(row["context_length"], row["checkpoint_block_size"])
             found.update(sizes(name, row))
         return found
     for row in rows(STUDENT, "run_attention_benchmarks", ["--mode", "baseline"], ATTENTION_FILE):
-        found.update(sizes(_attention(row["sequence_length"], row["head_dim"], row["phase"]), row))
+        found.update(sizes(attention(row["sequence_length"], row["head_dim"], row["phase"]), row))
     return found
