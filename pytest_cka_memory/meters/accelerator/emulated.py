@@ -21,8 +21,8 @@ from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _NO_GPU = (
     "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did",
-    "assumed: batch normalization takes no cuDNN workspace; not known: workspaces of cuFFT, "
-    "cuSOLVER, cuSPARSE and cuDNN's recurrent layers, and the latter's reserve",
+    "not known: workspaces of cuFFT, cuSOLVER and cuSPARSE; those of cuDNN's recurrent layers are "
+    "a fit, and for convolutions a card's cuDNN may choose another plan",
 )
 _COMPUTED = (
     "values on the device are computed by torch on the CPU: not by a card's kernels, and not in "
