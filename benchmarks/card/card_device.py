@@ -100,7 +100,9 @@ def main() -> None:
     properties = torch.cuda.get_device_properties(0)
     found: dict[str, Any] = {
         "properties": {
-            name: str(getattr(properties, name)) for name in dir(properties) if name[0] != "_"
+            name: str(getattr(properties, name))
+            for name in dir(properties)
+            if name[0] != "_" and name != "uuid"
         }
     }
     try:
