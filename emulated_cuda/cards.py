@@ -206,11 +206,12 @@ PUBLISHED_OUTSIDE_RESERVE = (
     Published("RTX 6000 Ada", (8, 9), 0.42, _issue("DINGYANB/MTVCrafter", 21)),
     Published("H100 NVL", (9, 0), 0.66, _issue("ali-vilab/VACE", 56)),
     Published("GH200", (9, 0), 0.74, _issue("Lightning-AI/litgpt", 1892), year=2024),
+    Published("H100 80GB", (9, 0), 0.79, "../explanation/h100.md", year=2026),
     Published("RTX 5090", (12, 0), 0.58, _issue("Wan-Video/Wan2.1", 465)),
     Published("A100 80GB", (8, 0), 1.43, _issue("wbfwonderful/Vad-R1", 11), ranks=4, year=2026),
     Published("V100 32GB", (7, 0), 1.62, _issue("rwth-i6/returnn", 1469), ranks=16, year=2023),
 )
-"""Messages of which the card is known, from threads of public repositories."""
+"""Messages of which the card is known, from threads of public repositories; and our own figure."""
 
 
 def outside_reserve_of(card: Card, *, with_nccl: bool = False) -> tuple[int, int]:
@@ -220,8 +221,8 @@ def outside_reserve_of(card: Card, *, with_nccl: bool = False) -> tuple[int, int
         card: those of its compute capability count, or all if there are fewer than two.
         with_nccl: whether the process communicates: then those that did raise the upper end.
 
-    >>> from emulated_cuda.cards import card_of
-    >>> [round(size / 2**30, 2) for size in range_of(card_of("t4"))]
+    >>> from emulated_cuda.cards import card_of, outside_reserve_of
+    >>> [round(size / 2**30, 2) for size in outside_reserve_of(card_of("t4"))]
     [0.12, 0.19]
     """
     alone = [row for row in PUBLISHED_OUTSIDE_RESERVE if row.ranks == 1]
