@@ -272,7 +272,7 @@ def fits(*cards: object, beside: object = None) -> FitsCards:
         >>> fits("t4", "a10").text
         "fits('t4', 'a10')"
         >>> [card.usable_bytes // 2**20 for card in fits("h100", beside="700 MB").cards]
-        [80383]
+        [80308]
     """
     unknown = [name for name in cards if name not in CARDS]
     if unknown or not cards:
