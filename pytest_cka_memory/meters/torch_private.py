@@ -301,7 +301,7 @@ FUNCTION_BASE: type = _found(
 """The base of the nodes of custom autograd functions."""
 
 SAVED_TENSORS: tuple[type, ...] = tuple(
-    filter(None, (_found("torch._C._autograd.SavedTensor", None) if SHOWS_SAVED else None,))
+    saved for saved in (_found("torch._C._autograd.SavedTensor", None),) if saved and SHOWS_SAVED
 )
 """The type of saved tensors that exist without a node; empty in torch 2.9, which has none."""
 
