@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +19,51 @@ def thread_may_exist(prefix: str) -> bool:
     return any(_name_of_thread(thread).startswith(prefix) for thread in _THREADS.iterdir())
 
 
+def wait_until_asleep(prefix: str, seconds: float = 1.0) -> bool:
+    """Wait until the threads whose names start so have nothing more to do.
+
+    A thread that waits for the interpreter's lock sleeps, too, so it must have slept all the while
+    that this one left the lock to others.
+
+    Args:
+        prefix: of the names.
+        seconds: the longest wait.
+
+    Returns:
+        Whether they sleep. True if there are none, or if the system does not list threads.
+    """
+    end = time.monotonic() + seconds
+    before = None
+    while True:
+        now = _sleepers(prefix)
+        if now is not None and now == before:
+            return True
+        if time.monotonic() > end:
+            return False
+        before = now
+        time.sleep(0.002)
+
+
+def _sleepers(prefix: str) -> dict[str, str] | None:
+    """Return how often each of the threads was switched from; None if one does not sleep."""
+    switches = {}
+    for thread in _THREADS.iterdir() if _THREADS.is_dir() else ():
+        if not _name_of_thread(thread).startswith(prefix):
+            continue
+        lines = dict(line.partition(":")[::2] for line in _read(thread / "status").splitlines())
+        if lines and lines["State"].split()[0] != "S":
+            return None
+        switches[thread.name] = lines.get("voluntary_ctxt_switches", "")
+    return switches
+
+
 def _name_of_thread(thread: Path) -> str:
+    return _read(thread / "comm")
+
+
+def _read(file: Path) -> str:
     try:
-        return (thread / "comm").read_text("utf-8", errors="replace")
+        return file.read_text("utf-8", errors="replace")
     except OSError:  # the thread has ended meanwhile
         return ""
 

@@ -39,6 +39,9 @@ def wait_for_backward_threads() -> None:
             tensors = (leaf, leaf.view(0), torch.empty(0, device=f"cuda:{index}"))
             _kept.append(tensors)  # so that the thread is never the last to release them
             _kept.append(torch.autograd.grad(tensors[1], leaf, tensors[2]))
+    # The thread goes on for a moment after the pass. If it wants the interpreter's lock while the
+    # interpreter ends, the thread is ended amid C++, and that aborts the process.
+    this_process.wait_until_asleep(BACKWARD_THREAD.value)
 
 
 @dataclass(frozen=True)
