@@ -87,9 +87,15 @@ bool is_known(const void* pointer, size_t size) {
       return true;
   return false;
 }
-void note_write(const void* start, size_t size) {
+void note_write(const void* start, size_t size, uint64_t after_launches) {
   std::lock_guard<std::mutex> guard(memory_mutex);
-  recent_writes[next_write++ % 256] = {(uintptr_t)start, size, launches};
+  recent_writes[next_write++ % 256] = {(uintptr_t)start, size, after_launches};
+}
+void forget_writes(const void* start, size_t size) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  auto first = (uintptr_t)start;
+  for (Write& write : recent_writes)
+    if (write.start < first + size && first < write.start + write.size) write.size = 0;
 }
 // A read by others than torch, whose operators Python checks: a kernel that nobody computed may have written
 // what is read.

@@ -148,8 +148,10 @@ enum Phase : int {
 };
 extern std::atomic<int> values_are_computed;
 // Whether the host wrote these bytes of a device, and no kernel ran since; and that it did (copies.cpp).
+extern std::atomic<uint64_t> launches;
 bool is_known(const void* start, size_t size);
-void note_write(const void* start, size_t size);
+void note_write(const void* start, size_t size, uint64_t after_launches = launches);
+void forget_writes(const void* start, size_t size);
 Phase phase();
 // Records work that was launched outside an operator: what it would have written is not computed.
 void note_work(const char* name);

@@ -258,6 +258,39 @@ print(known, [one.item() for one in all])
     ] * ranks
 
 
+def test_without_values_sizes_arrive_where_they_are_not_known(nccl):
+    """A rank that sends nothing itself reads a size that another sent, if that one knew it."""
+    code = """
+def sent(value, send):
+    number = value() if rank == 0 else torch.empty(1, dtype=torch.int64, device="cuda")
+    send(number)
+    return number.item()
+
+def known():
+    return torch.tensor([41], device="cuda")
+
+def computed():
+    return torch.full((1,), 40, device="cuda") + 1
+
+def over_the_wire(number):
+    dist.send(number, 1) if rank == 0 else dist.recv(number, 0)
+
+def changed_after(number):
+    dist.broadcast(number, 0)
+    number.add_(1)
+
+def sum_of(number):
+    dist.all_reduce(number)
+    return number.item()
+
+ways = [lambda number: dist.broadcast(number, 0), over_the_wire, changed_after]
+print([[sent(value, way) for way in ways] for value in (known, computed)])
+print(sum_of(known()), sum_of(known() if rank else computed()))
+"""
+    for run in nccl(code, values="off"):
+        assert run.stdout.splitlines()[-2:] == ["[[41, 41, 0], [0, 0, 0]]", "82 0"], run.stderr
+
+
 ONE_PROCESS = """
 import emulated_cuda
 emulated_cuda.load("a100", devices=2)

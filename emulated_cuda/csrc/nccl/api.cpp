@@ -130,13 +130,24 @@ int give_all() {
 int add(Communicator* communicator, Stream stream, Bytes sent, Bytes received, Communicator::Run run,
         std::vector<Transfer> transfers = {}) {
   if (!communicator) return failed(kInvalidArgument, "there is no communicator");
+  bool is_sent_known = false;
   if (!capture_of(stream)) {  // otherwise a replay does
     if (int code = cannot_send(sent.start, sent.size)) return code;
     note_received(received.start, received.size);
-    // DDP gathers numbers of parameters, and reads them back.
-    if (!values_are_computed && received.size <= kShortMessage && is_known(sent.start, sent.size))
-      note_write(received.start, received.size);
+    is_sent_known = !values_are_computed && sent.size <= kShortMessage && (!sent.size || is_known(sent.start, sent.size));
+    if (!values_are_computed) forget_writes(received.start, received.size);  // often what is sent, too
   }
+  uint64_t before = launches;
+  for (Transfer& transfer : transfers) transfer.is_known = is_sent_known, transfer.launches = before;
+  // Without values programs read sizes back that other ranks sent, as DDP its numbers of parameters.
+  if (run)
+    run = [=, run = std::move(run)](Communicator& c) {
+      c.set_known(is_sent_known);
+      int code = run(c);
+      if (!code && received.size && received.size <= kShortMessage && c.are_known())
+        note_write(received.start, received.size, before);
+      return code;
+    };
   if (int code = communicator->async_error()) return failed(code, communicator->problem());
   group.given.push_back({communicator, stream, std::move(run), std::move(transfers), {sent}, {received}});
   return group.depth ? (int)kDone : give_all();
@@ -364,11 +375,11 @@ API int ncclAlltoAll(const void* send, void* recv, size_t count, int type, Commu
 }
 API int ncclSend(const void* send, size_t count, int type, int peer, Communicator* c, Stream stream) {
   log_call({"Send", nullptr, send, count, type, 0, peer}, c, stream);
-  return add(c, stream, {send, count * width_of(type)}, {}, {}, {{true, (char*)send, count * width_of(type), peer, 0}});
+  return add(c, stream, {send, count * width_of(type)}, {}, {}, {{true, (char*)send, count * width_of(type), peer, 0, false, 0}});
 }
 API int ncclRecv(void* recv, size_t count, int type, int peer, Communicator* c, Stream stream) {
   log_call({"Recv", nullptr, recv, count, type, 0, peer}, c, stream);
-  return add(c, stream, {}, {recv, count * width_of(type)}, {}, {{false, (char*)recv, count * width_of(type), peer, 0}});
+  return add(c, stream, {}, {recv, count * width_of(type)}, {}, {{false, (char*)recv, count * width_of(type), peer, 0, false, 0}});
 }
 
 API int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int, Communicator*) {

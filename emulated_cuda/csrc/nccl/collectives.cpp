@@ -136,6 +136,7 @@ int all_to_all(Communicator& c, const void* send, void* recv, size_t count, int 
 
 namespace {
 constexpr size_t kHead = 8;  // the length of the message stands before it
+constexpr uint64_t kKnown = 1ull << 63;  // in the head: what is sent is known
 
 struct Moving {
   Transfer transfer;
@@ -159,10 +160,13 @@ bool advance(Communicator& c, Moving& moving, std::string& problem) {
   if (transfer.sends) memcpy(shared, own, part), way.written += part;
   else memcpy(own, shared, part), way.read += part;
   moving.done += part;
-  if (moving.done == kHead && moving.head != transfer.bytes)
+  uint64_t told = moving.head & ~kKnown;
+  if (moving.done == kHead && told != transfer.bytes)
     problem = "the ranks do not agree on a message: rank " + std::to_string(transfer.peer) + " sends " +
-              std::to_string(moving.head) + " bytes, rank " + std::to_string(c.rank()) + " receives " +
+              std::to_string(told) + " bytes, rank " + std::to_string(c.rank()) + " receives " +
               std::to_string(transfer.bytes);
+  if (moving.done == moving.bytes && !transfer.sends && moving.head & kKnown)
+    note_write(transfer.at, transfer.bytes, transfer.launches);
   return true;
 }
 }  // namespace
@@ -170,7 +174,8 @@ bool advance(Communicator& c, Moving& moving, std::string& problem) {
 int move(Communicator& c, const std::vector<Transfer>& transfers) {
   std::vector<Moving> all;
   for (const Transfer& transfer : transfers)
-    all.push_back({transfer, kHead + (is_empty(transfer.bytes) ? 0 : transfer.bytes), 0, transfer.bytes});
+    all.push_back({transfer, kHead + (is_empty(transfer.bytes) ? 0 : transfer.bytes), 0,
+                   transfer.bytes | (transfer.is_known ? kKnown : 0)});
   size_t waiting_for = 0;
   std::string problem;
   // Messages between two ranks keep their order; others move as they can.

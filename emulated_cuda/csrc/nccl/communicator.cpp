@@ -198,7 +198,7 @@ std::string described(const Call& call) {
 
 int Communicator::meet(const Call* call, bool needs_others) {
   Record& own = record(rank_);
-  if (call) own.calls[++calls_ % 2] = *call;
+  if (call) own.calls[++calls_ % 2] = *call, own.calls[calls_ % 2].is_known = is_known_;
   uint32_t meeting = ++meetings_;
   own.met = meeting;
   ring_bell();
@@ -210,9 +210,11 @@ int Communicator::meet(const Call* call, bool needs_others) {
   std::string what = call ? described(*call) : own.calls[calls_ % 2].name;
   if (int code = wait_until([&] { return first_missing() < 0; }, first_missing, what.c_str(), needs_others)) return code;
   bool have_all_come = first_missing() < 0;
+  if (call) are_known_ = have_all_come;
   for (int rank = 0; call && have_all_come && rank < ranks_; ++rank) {
     const Call& other = record(rank).calls[calls_ % 2];
-    if (memcmp(&other, call, sizeof other))
+    are_known_ = are_known_ && other.is_known;
+    if (memcmp(&other, call, offsetof(Call, is_known)))
       return fail(kInvalidUsage, "the ranks do not call the same: rank " + std::to_string(rank_) + " calls " +
                                      described(*call) + ", rank " + std::to_string(rank) + " calls " + described(other));
   }

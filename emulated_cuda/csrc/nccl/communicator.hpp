@@ -34,7 +34,8 @@ constexpr size_t kShortMessage = 64 * kKiB;  // moved also without values: pickl
 struct Call {
   char name[32];
   int64_t count;
-  int32_t type, op, root, unused;
+  int32_t type, op, root;
+  int32_t is_known;  // whether this rank knows what it sends, or sends nothing; the ranks need not agree
 };
 std::string described(const Call& call);
 
@@ -75,7 +76,9 @@ struct Transfer {
   char* at;
   size_t bytes;
   int peer;
-  uint32_t number;  // among those between the two ranks
+  uint32_t number;    // among those between the two ranks
+  bool is_known;      // what is sent
+  uint64_t launches;  // before this one
 };
 
 // Memory for a new communicator: a file of a process, and a random number that stands in it.
@@ -98,6 +101,9 @@ class Communicator {
   // Waits until every rank has come to this meeting; the first of a call compares the calls of all.
   // If `needs_others` is false, a rank that has ended, or has destroyed the communicator, is no error.
   int meet(const Call* call = nullptr, bool needs_others = true);
+  // What the next call sends is known, or not; and whether all that was sent in the last call is.
+  void set_known(bool known) { is_known_ = known; }
+  bool are_known() const { return are_known_; }
   // Waits until `is_over`, and looks now and then whether `missing`, a rank or -1 for any, has ended.
   int wait_until(const std::function<bool()>& is_over, const std::function<int()>& missing, const char* what,
                  bool needs_others = true);
@@ -149,6 +155,7 @@ class Communicator {
   int ranks_ = 0, rank_ = 0, device_ = 0, half_ = 0;
   char* base_ = nullptr;
   uint32_t meetings_ = 0, calls_ = 0;
+  bool is_known_ = false, are_known_ = false;
   uint32_t made_[2] = {0, 0};  // how many ncclCommSplit, ncclCommShrink there were
   std::string problem_;  // of the last failure in the communicator's thread
   std::atomic<int> error_{0};
