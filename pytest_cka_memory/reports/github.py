@@ -4,7 +4,6 @@ https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_cka_memory.core.report import Report
@@ -13,7 +12,6 @@ from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import command_message, command_property, one_line, shorten
 from pytest_cka_memory.reports.summary import Problem
 from pytest_cka_memory.reports.tables import provenance_of
-from pytest_cka_memory.reports.terminal import why_incomplete
 from pytest_cka_memory.units import counted
 
 MOST_PER_KIND = 10
@@ -98,21 +96,14 @@ def _place(result: Result, report: Report, path_of: PathOf) -> dict[str, object]
 
 
 def _warnings(report: Report, path_of: PathOf) -> Iterator[str]:
-    first: dict[tuple[str, str], Result] = {}
-    counts: Counter[tuple[str, str]] = Counter()
-    for result in report.results:
-        for unjudged in result.unjudged:
-            first.setdefault((unjudged.limit, unjudged.reason), result)
-            counts[unjudged.limit, unjudged.reason] += 1
-    for (limit, reason), result in first.items():
-        regions = counted(counts[limit, reason], "region")
+    for (limit, reason), regions in summary.unjudged(report.results).items():
+        place = _place(regions[0], report, path_of)
+        message = f"{reason} ({counted(len(regions), 'region')})"
+        yield command("warning", message, **place, title=f"{limit} not judged")
+    for result in summary.passed_incomplete(report.results):
+        message = f"{one_line(result.name)}: {summary.why_incomplete(result)}"
         place = _place(result, report, path_of)
-        yield command("warning", f"{reason} ({regions})", **place, title=f"{limit} not judged")
-    for result in report.results:
-        if result.limits and not result.record.completed and result.outcome == "passed":
-            message = f"{one_line(result.name)}: {why_incomplete(result)}"
-            place = _place(result, report, path_of)
-            yield command("warning", message, **place, title="memory not judged")
+        yield command("warning", message, **place, title="memory not judged")
     for reason, count in report.unmeasured.items():
         yield command("warning", f"{counted(count, 'test')}: {reason}", title="memory not measured")
     if report.missing:

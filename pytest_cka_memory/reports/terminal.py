@@ -1,16 +1,15 @@
 """The section of the terminal summary, as lines with a colour each."""
 
-import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COMPARED, FIGURES
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
+from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.fitting import fitted, kinds_lines, laid_out, wrapped
 from pytest_cka_memory.reports.tables import RowChoice, cells, chosen, known_columns, legend_of
@@ -253,49 +252,13 @@ def legend(
         *sentence(device, width),
         *sentence(f"meter: {session['meter']}", width),
         *(line for note in session["notes"] for line in sentence(note, width, indent="  ")),
-        *(line for name, text in extremes(results) for line in sentence(f"{name}: {text}", width)),
+        *(
+            line
+            for name, text in summary.extremes(results)
+            for line in sentence(f"{name}: {text}", width)
+        ),
         *map(Line, wrapped(meanings, min(width, _PROSE_WIDTH), hanging="")),
     ]
-
-
-def extremes(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    """Yield name and sentence of what one region of a session has most of.
-
-    These are the level, garbage, and a reserve that rises although what is in use does not.
-    """
-    completed = [result for result in results if result.record.completed]
-    if len(completed) > 1:
-        most = max(completed, key=lambda result: result.record.peak_bytes)
-        yield "highest level", f"{format_with_unit(most.record.peak_bytes)} in {most.name}"
-    littered = [result for result in results if sentences.note_on_peak(result.record)]
-    if littered:
-        most = max(littered, key=lambda result: sentences.bytes_at_peak(result.record))
-        others = counted(len(littered) - 1, "other region")
-        also = f" (and in {others})" if len(littered) > 1 else ""
-        yield "garbage", f"{sentences.note_on_peak(most.record)}, in {most.name}{also}"
-    for result in _with_rising_reserve(results):
-        yield "reserve", f"in {result.name}, {sentences.note_on_reserve(result.record)}"
-
-
-_MOST_RESERVES = 3
-"""So many regions with a rising reserve are named."""
-
-
-def _with_rising_reserve(results: Sequence[Result]) -> list[Result]:
-    """Return regions whose reserve rises, the highest first, without those that say so already."""
-
-    def is_said(result: Result) -> bool:
-        # It judges the reserve, or lists it as not judged.
-        return any(limit.partition("(")[0] == "flat_per_batch" for limit in result.limits)
-
-    rising = [
-        result
-        for result in results
-        if not is_said(result) and sentences.note_on_reserve(result.record)
-    ]
-    return heapq.nlargest(
-        _MOST_RESERVES, rising, key=lambda result: result.record.reserved_peak_bytes or 0
-    )
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
@@ -307,7 +270,14 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
     """
     width = min(width, _PROSE_WIDTH)
     lines = []
-    for (verdict, text), group in groupby(_findings(results), lambda row: row[:2]):
+    found = [
+        (each.verdict, f"{each.limit}: {each.sentence}", result.name)
+        if each.limit
+        else (each.verdict, "", f"{result.name}: {each.sentence}")
+        for result in results
+        for each in summary.problems([result])
+    ]
+    for (verdict, text), group in groupby(found, lambda row: row[:2]):
         colour, names = _COLOURS[verdict], [name for *_, name in group]
         more = len(names) - _MAX_NAMED if verdict == "not judged" else 0
         named = names[:_MAX_NAMED] if more > 0 else names
@@ -327,24 +297,6 @@ def kinds_at_peaks(results: Sequence[Result], width: int = 100) -> list[Line]:
     return lines
 
 
-def _findings(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
-    """Yield verdict, sentence and region of every finding."""
-    for result in results:
-        for breach in result.breaches:
-            yield result.verdict_of(breach), f"{breach.limit}: {breach.message}", result.name
-        for unjudged in result.unjudged:
-            yield "not judged", f"{unjudged.limit}: {unjudged.reason}", result.name
-        if not result.record.completed:
-            yield "not judged", "", f"{result.name}: {why_incomplete(result)}"
-
-
-def why_incomplete(result: Result) -> str:
-    """Return why a region that an exception ended was not judged."""
-    if result.outcome in ("passed", "xpassed"):
-        return "an exception ended it; put its 'with' block around the code that catches it"
-    return "the test was skipped" if result.outcome == "skipped" else "the test failed"
-
-
 def unjudged(results: Sequence[Result], width: int = 100) -> list[Line]:
     """Return a text per limit that was not judged, for sessions without the table.
 
@@ -352,14 +304,17 @@ def unjudged(results: Sequence[Result], width: int = 100) -> list[Line]:
         results: every region.
         width: characters of a line.
     """
-    counts = Counter((u.limit, u.reason) for result in results for u in result.unjudged)
     lines = [
         line
-        for (limit, reason), count in counts.items()
-        for line in sentence(f"not judged: {limit}, {reason} (regions: {count})", width, "yellow")
+        for (limit, reason), regions in summary.unjudged(results).items()
+        for line in sentence(
+            f"not judged: {limit}, {reason} (regions: {len(regions)})", width, "yellow"
+        )
     ]
-    left = [r for r in results if r.limits and not r.record.completed and r.outcome == "passed"]
-    return lines + [Line(f"not judged {r.name}: {why_incomplete(r)}", "yellow") for r in left]
+    left = summary.passed_incomplete(results)
+    return lines + [
+        Line(f"not judged {r.name}: {summary.why_incomplete(r)}", "yellow") for r in left
+    ]
 
 
 def missing(nodeids: Sequence[str]) -> list[Line]:
