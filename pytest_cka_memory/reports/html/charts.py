@@ -281,28 +281,21 @@ def timeline(chart: Chart) -> Iterator[str]:
     live = f"live {lowest} to {highest} above the level at entry"
     if chart.level:
         live = f"{lowest} to {highest} {chart.level}"
-    yield f"<figure class='chart'><p class='unit'>{chart.title}</p><div class='plot'>"
-    yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
-    yield f"aria-label='{counted(chart.batches, 'batch')}, {live}'>"
     growth = chart.growth_spots()
+    below, drawn = [], [_path(chart.heights(peaks), "peak")] if peaks else []
+    drawn.append(_path(chart.heights(levels), "level"))
     if growth is not None:
-        yield f"<path class='warmup' d='M0,0H{growth[0]}V100H0z'/>"
-    for value, _ in chart.axis.ticks:
-        yield f"<path class='grid' d='M0,{100 - chart.axis.share(value):.2f}h100'/>"
-    if peaks:
-        yield _path(chart.heights(peaks), "peak")
-    yield _path(chart.heights(levels), "level")
-    if growth is not None:
-        _, left, right, reference, last, style, _ = growth
-        yield f"<path class='reference' d='M0,{100 - reference:.2f}H100'/>"
-        yield f"<path class='{style}' d='M{left},{100 - reference:.2f}L{right},{100 - last:.2f}'/>"
+        end, left, right, reference, last, style, _ = growth
+        below.append(f"<path class='warmup' d='M0,0H{end}V100H0z'/>")
+        drawn += [
+            f"<path class='reference' d='M0,{100 - reference:.2f}H100'/>",
+            f"<path class='{style}' d='M{left},{100 - reference:.2f}L{right},{100 - last:.2f}'/>",
+        ]
     for line, style in zip(chart.limits, _limit_styles(), strict=False):
         left, first, last = chart.spots(line)
-        yield f"<path class='{style}' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>"
-    yield "</svg>"
-    for value, text in chart.axis.ticks:
-        yield f"<span class='tick' style='bottom:{chart.axis.share(value)}%'>{text}</span>"
-    yield "</div>"
+        drawn.append(f"<path class='{style}' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>")
+    yield f"<figure class='chart'><p class='unit'>{chart.title}</p>"
+    yield from plot(chart.axis, f"{counted(chart.batches, 'batch')}, {live}", drawn, below)
     yield f"<p class='axis'><span>batch 1</span><span>batch {chart.batches:,}</span></p>"
     step = chart.points.step
     every = f", highest of every {step}" if step > 1 else ""
@@ -317,6 +310,27 @@ def timeline(chart: Chart) -> Iterator[str]:
         yield "<span class='key reference'>reference level</span> "
         yield f"<span class='key {growth[-2]}'>{template.text(growth[-1])}</span> "
     yield "</figcaption></figure>"
+
+
+def plot(scale: Axis, label: str, drawn: Iterable[str], below: Iterable[str] = ()) -> Iterator[str]:
+    """Yield a plot with the lines of a grid and the labels of an axis.
+
+    Args:
+        scale: the vertical axis.
+        label: the picture in words, as HTML.
+        drawn: SVG above the grid, from 0 to 100 in both directions.
+        below: SVG below it.
+    """
+    yield "<div class='plot'><svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
+    yield f"aria-label='{label}'>"
+    yield from below
+    for value, _ in scale.ticks:
+        yield f"<path class='grid' d='M0,{100 - scale.share(value):.2f}h100'/>"
+    yield from drawn
+    yield "</svg>"
+    for value, text in scale.ticks:
+        yield f"<span class='tick' style='bottom:{scale.share(value)}%'>{text}</span>"
+    yield "</div>"
 
 
 def _limit_styles() -> Iterator[str]:
