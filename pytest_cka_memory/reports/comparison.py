@@ -70,7 +70,7 @@ def as_table(comparison: Comparison, width: int = 100) -> str:
         names = fitted([one_line(change.key.name) for change in changes], room)
         lines = laid_out(
             [(name, *row) for name, row in zip(["region", *names], rows, strict=True)],
-            left=("region", "figure", "verdict"),
+            "llrrrl",
         )
         more = len(comparison.changes) - _MOST_ROWS
         lines += [f"and {more:,} more; --format json prints all", ""] if more > 0 else [""]

@@ -116,7 +116,9 @@ def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) 
     room = width - len(indent) - _width(_widths(rows).values()) - len(_BETWEEN)
     shown = fitted([name.row for name in names], max(_LEAST_NAME, room))
     texts = [[name, *row.values()] for name, row in zip(shown, rows, strict=True)]
-    head, *body = laid_out([["region", *rows[0]], *texts], _LEFT)
+    titles = ["region", *rows[0]]
+    align = "".join("l" if title in _LEFT else "r" for title in titles)
+    head, *body = laid_out([titles, *texts], align)
     # The head is not indented, but its columns stand above those of the rows.
     head = head.replace("region", f"region{indent}", 1)
     body = [f"{indent}{row}" for row in body]

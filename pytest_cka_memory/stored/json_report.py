@@ -107,7 +107,7 @@ def read(path: Path) -> Report:
         ReportError: if it cannot be read or is not a report; names the file and the place in it.
     """
     try:
-        return _report(_parse(_decoded(_bytes_of(path))))
+        return _report(_parse(_bytes_of(path)))
     except ReportError as error:
         raise ReportError(f"cannot read {path}: {error}") from None
 
@@ -127,27 +127,21 @@ def _bytes_of(path: Path) -> bytes:
     return content
 
 
-def _decoded(content: bytes) -> str:
+def _parse(content: bytes) -> Any:
     try:
-        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-    except UnicodeDecodeError as error:
-        line = line_at(content, error.start)
-        raise ReportError(f"line {line}: not UTF-8 ({error.reason}); {_AGAIN}") from None
-
-
-def _parse(text: str) -> Any:
-    try:
+        text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
         return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        problem = f"line {line_at(content, error.start)}: not UTF-8 ({error.reason})"
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise ReportError(f"{place}: {error.msg}; {_AGAIN}") from None
+        problem = f"line {error.lineno}, column {error.colno}: {error.msg}"
     except RepeatedKeyError as error:
-        raise ReportError(f"{error}; {_AGAIN}") from None
+        problem = str(error)
     except RecursionError:
-        raise ReportError(f"nested more deeply than any report; {_AGAIN}") from None
+        problem = "nested more deeply than any report"
     except ValueError:
         problem = "a number with thousands of digits, which no figure has"
-        raise ReportError(f"{problem}; {_AGAIN}") from None
+    raise ReportError(f"{problem}; {_AGAIN}")
 
 
 def _refuse_constant(name: str) -> NoReturn:
