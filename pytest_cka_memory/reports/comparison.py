@@ -139,7 +139,7 @@ def as_html(comparison: Comparison, peaks: Sequence[PeakDifference], unknown: in
     main = [
         "<h2>What is new at the peak</h2>",
         *map(_peak_table, peaks),
-        _unknown_peaks(unknown, comparison.compared),
+        _NOT_KNOWN.format(unknown, counted(comparison.compared, "region")) if unknown else "",
         f"<h2>Figures that changed</h2>{figures}<ul>{listed}</ul>{_LEGEND}",
     ]
     return template.plain_page("Memory compared", verdict(comparison), "\n".join(main))
@@ -154,6 +154,10 @@ _FIGURES = {
     "Verdict": "word",
 }
 _AT_PEAK = {"Line and module": "name", "Kind": "word", "Old": "", "New": "", "Change": ""}
+_NOT_KNOWN = (
+    "<p class='legend'>Not known for {:,} of {}: reports list what was live at the peak for broken "
+    "peak limits only; for every region if pytest ran with <code>--cka-memory-explain</code>.</p>"
+)
 _LEGEND = (
     "<p class='legend'>Sizes are in MB (2**20 bytes) unless a unit is given. Lines are those of "
     "the new report; a line that has only moved in its function is the same.</p>"
@@ -188,16 +192,6 @@ def _peak_row(change: PeakChange) -> Sequence[str]:
         format_size(change.old_bytes),
         format_size(change.new_bytes),
         f"{sign}{format_size(abs(change.rise_bytes))}{mark}",
-    )
-
-
-def _unknown_peaks(unknown: int, compared: int) -> str:
-    if not unknown:
-        return ""
-    return (
-        f"<p class='legend'>Not known for {unknown:,} of {counted(compared, 'region')}: reports "
-        "list what was live at the peak for broken peak limits only; for every region if pytest "
-        "ran with <code>--cka-memory-explain</code>.</p>"
     )
 
 

@@ -402,7 +402,8 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         kind.append(f"allocated in {number}")
     yield from wrapped(", ".join(kind), width, "  ")
     if holding.created_at:
-        yield from wrapped(f"made at {_created_at(holding)}", width, "    ")
+        made = ", from ".join([holding.made_at, *holding.created_at[1:_MOST_FRAMES]])
+        yield from wrapped(f"made at {made}", width, "    ")
     if holding.module is not None:
         yield from wrapped(f"in {holding.module}", width, "    ")
     if holding.held_by is not None:
@@ -427,10 +428,3 @@ def _size_of(holding: Holding, *, traced: bool) -> str:
     noun = "tensor" if traced or holding.shape is not None else "allocation"
     count = f"{counted(holding.count, noun)}, " if holding.count else ""
     return f"{count}{format_exact(holding.bytes)}"
-
-
-def _created_at(holding: Holding) -> str:
-    """Return the frames, with the expression after the innermost one, which evaluates it."""
-    innermost, *outer = holding.created_at[:_MOST_FRAMES]
-    code = "" if holding.code is None else f": `{holding.code}`"
-    return ", from ".join([f"{innermost}{code}", *outer])

@@ -66,17 +66,13 @@ def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Itera
     broken.sort(key=_excess_bytes, reverse=True)
     for problem in summary.first_of_each(broken, lambda problem: problem.result.nodeid):
         alone = problem._replace(earlier=())  # each annotation is read without the others
-        lines = [f"{problem.result.name}: {problem.sentence}", *_cut(alone.holders)]
+        holders = alone.holders
+        if len(holders) > _MOST_LINES:  # the last line says how much they explain
+            holders = (*holders[: _MOST_LINES - 1], holders[-1])
+        lines = [f"{problem.result.name}: {problem.sentence}", *holders]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
         place = _place(problem.result, report, path_of)
         yield command(kind, message, **place, title=f"{one_line(problem.limit)} broken{source}")
-
-
-def _cut(holders: Sequence[str]) -> Sequence[str]:
-    """Return the first lines, and the last: it says how much they explain."""
-    if len(holders) <= _MOST_LINES:
-        return holders
-    return [*holders[: _MOST_LINES - 1], holders[-1]]
 
 
 def _excess_bytes(problem: Problem) -> float:
@@ -96,14 +92,12 @@ def _place(result: Result, report: Report, path_of: PathOf) -> dict[str, object]
 
 
 def _warnings(report: Report, path_of: PathOf) -> Iterator[str]:
-    for (limit, reason), regions in summary.unjudged(report.results).items():
+    for limit, reason, regions in summary.not_judged(report.results):
+        message, what = f"{reason} ({counted(len(regions), 'region')})", limit
+        if not limit:
+            message, what = f"{one_line(regions[0].name)}: {reason}", "memory"
         place = _place(regions[0], report, path_of)
-        message = f"{reason} ({counted(len(regions), 'region')})"
-        yield command("warning", message, **place, title=f"{limit} not judged")
-    for result in summary.passed_incomplete(report.results):
-        message = f"{one_line(result.name)}: {summary.why_incomplete(result)}"
-        place = _place(result, report, path_of)
-        yield command("warning", message, **place, title="memory not judged")
+        yield command("warning", message, **place, title=f"{what} not judged")
     for reason, count in report.unmeasured.items():
         yield command("warning", f"{counted(count, 'test')}: {reason}", title="memory not measured")
     if report.missing:

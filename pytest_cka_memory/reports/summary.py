@@ -96,18 +96,19 @@ def problems(results: Sequence[Result]) -> Iterator[Problem]:
             yield Problem("not judged", result, "", why_incomplete(result))
 
 
-def unjudged(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
-    """Return each limit that was not judged and the reason -> the regions."""
+def not_judged(results: Sequence[Result]) -> Iterator[tuple[str, str, list[Result]]]:
+    """Yield limit, reason and regions of what was not judged although the tests passed.
+
+    The limit is empty if an exception ended the region.
+    """
     regions: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         for each in result.unjudged:
             regions.setdefault((each.limit, each.reason), []).append(result)
-    return regions
-
-
-def passed_incomplete(results: Sequence[Result]) -> list[Result]:
-    """Return the regions with limits that an exception ended although their test passed."""
-    return [r for r in results if r.limits and not r.record.completed and r.outcome == "passed"]
+    yield from ((limit, reason, own) for (limit, reason), own in regions.items())
+    for result in results:
+        if result.limits and not result.record.completed and result.outcome == "passed":
+            yield "", why_incomplete(result), [result]
 
 
 def why_incomplete(result: Result) -> str:

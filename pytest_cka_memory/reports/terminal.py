@@ -81,9 +81,9 @@ def figures(
         elsewhere: where the other rows are.
     """
     rows, is_sorted, left_out = chosen(report.results, choice, elsewhere)
-    columns = printed_columns(rows, width, by_file=not is_sorted)
+    lines, columns = table(rows, width, by_file=not is_sorted)
     return [
-        *table(rows, width, by_file=not is_sorted),
+        *lines,
         *sentence(left_out, width, "yellow"),
         Line(""),
         *legend(report.session, report.results, width, columns),
@@ -96,8 +96,10 @@ def shown_rows(report: Report, choice: RowChoice) -> list[Result]:
     return chosen(report.results, choice, "").results
 
 
-def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) -> list[Line]:
-    """Return one row per region below the name of its file.
+def table(
+    results: Sequence[Result], width: int = 100, *, by_file: bool = True
+) -> tuple[list[Line], list[Figure]]:
+    """Return one row per region below the name of its file, and the figures that it shows.
 
     What does not fit is left out and named below: first columns without a value, then the least
     important ones, but never a figure that broke a limit. Then names are shortened. The last lines
@@ -110,7 +112,9 @@ def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) 
             each has its whole name instead.
     """
     names = _names(results, by_file)
-    all_rows, left_out = _fit_columns(results, names, width)
+    columns = known_columns(results)
+    all_rows = [cells(result, columns) for result in results]
+    left_out = _columns_without_room(results, columns, all_rows, names, width)
     rows = [{key: row[key] for key in row if key not in left_out} for row in all_rows]
     indent = _indent(names)
     room = width - len(indent) - _width(_widths(rows).values()) - len(_BETWEEN)
@@ -130,23 +134,18 @@ def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) 
     lost = [key for key in left_out if any(_has_value(row[key]) for row in all_rows)]
     if lost:
         lines += map(Line, wrapped(f"(no room for: {', '.join(lost)})", width))
-    return lines + [line for text in differences(results) for line in sentence(text, width)]
+    lines += [line for text in differences(results) for line in sentence(text, width)]
+    return lines, [figure for figure in columns if figure.column not in left_out]
 
 
-def printed_columns(results: Sequence[Result], width: int, *, by_file: bool = True) -> list[Figure]:
-    """Return the figures that :func:`table` prints with the same arguments."""
-    if not results:
-        return []
-    _, left_out = _fit_columns(results, _names(results, by_file), width)
-    return [figure for figure in known_columns(results) if figure.column not in left_out]
-
-
-def _fit_columns(
-    results: Sequence[Result], names: Sequence[RowName], width: int
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Return all cells of each region, and the columns to leave out because names need room."""
-    columns = known_columns(results)
-    rows = [cells(result, columns) for result in results]
+def _columns_without_room(
+    results: Sequence[Result],
+    columns: Sequence[Figure],
+    rows: Sequence[dict[str, str]],
+    names: Sequence[RowName],
+    width: int,
+) -> list[str]:
+    """Return the columns to leave out because names need room; `rows` has all cells."""
     broken = {breach.figure for result in results for breach in result.breaches}
     broken |= {FIGURES[name].shown_as for name in broken if name in FIGURES}
     others = [figure for figure in columns if figure.name not in broken]
@@ -162,7 +161,7 @@ def _fit_columns(
             break
         left_out.append(key)
         del widths[key]
-    return rows, left_out
+    return left_out
 
 
 def _names(results: Sequence[Result], by_file: bool) -> list[RowName]:
@@ -306,17 +305,14 @@ def unjudged(results: Sequence[Result], width: int = 100) -> list[Line]:
         results: every region.
         width: characters of a line.
     """
-    lines = [
-        line
-        for (limit, reason), regions in summary.unjudged(results).items()
-        for line in sentence(
-            f"not judged: {limit}, {reason} (regions: {len(regions)})", width, "yellow"
-        )
-    ]
-    left = summary.passed_incomplete(results)
-    return lines + [
-        Line(f"not judged {r.name}: {summary.why_incomplete(r)}", "yellow") for r in left
-    ]
+    lines = []
+    for limit, reason, regions in summary.not_judged(results):
+        if limit:
+            text = f"not judged: {limit}, {reason} (regions: {len(regions)})"
+            lines += sentence(text, width, "yellow")
+        else:
+            lines.append(Line(f"not judged {regions[0].name}: {reason}", "yellow"))
+    return lines
 
 
 def missing(nodeids: Sequence[str]) -> list[Line]:

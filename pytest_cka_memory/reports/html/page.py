@@ -63,6 +63,11 @@ def render(report: Report) -> str:
         '<a href="#holders">What keeps memory</a> ': holders,
         '<a href="#over-time">Memory over time</a> ': timeline,
     }
+    notice = [f"<p class='notice'>{provenance.notice}</p>"] if provenance.notice else []
+    failed = (
+        f"<p class='notice breach'>FAILED: {template.text(problem)}</p>"
+        for problem in report.problems
+    )
     facts = (
         f"<dt>{template.text(name)}</dt><dd>{template.text(fact)}</dd>"
         for name, fact in summary.facts(report)
@@ -70,7 +75,7 @@ def render(report: Report) -> str:
     parts = {
         "TITLE": provenance.heading,
         "VERDICT": template.text(summary.verdict(report)),
-        "NOTICES": "\n".join(_notices(report, provenance.notice)),
+        "NOTICES": "\n".join([*notice, *failed]),
         "NAVIGATION": "".join(link for link, part in links.items() if part),
         "TIMELINE": timeline,
         "PROBLEMS": "\n".join(problem_section(groups)),
@@ -83,13 +88,6 @@ def render(report: Report) -> str:
         "SCRIPT": template.text_of("page.js"),
     }
     return template.fill("page.html", parts)
-
-
-def _notices(report: Report, notice: str) -> Iterator[str]:
-    if notice:
-        yield f"<p class='notice'>{template.text(notice)}</p>"
-    for problem in report.problems:
-        yield f"<p class='notice breach'>FAILED: {template.text(problem)}</p>"
 
 
 def _data(

@@ -52,7 +52,10 @@ def _picture(
     ]
     drawn = []
     for style, run in runs:
-        spots = (f"{100 - scale.share(level):.2f}H{end:.2f}" for end, level in _steps(run))
+        # Each level lasts to the moment of the next.
+        ends = [*(moment for moment, _ in run["levels"][1:]), 100.0]
+        steps = zip(ends, (level for _, level in run["levels"]), strict=True)
+        spots = (f"{100 - scale.share(level):.2f}H{end:.2f}" for end, level in steps)
         drawn.append(f"<path class='{style}' d='M0,{'V'.join(spots)}'/>")
     for limit in limits:
         drawn.append(f"<path class='limit' d='M0,{100 - scale.share(limit):.2f}h100'/>")
@@ -64,10 +67,3 @@ def _picture(
     for limit in limits:
         yield f"<span class='key limit'>budget: {format_with_unit(limit)}</span> "
     yield "</figcaption></figure>"
-
-
-def _steps(run: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
-    """Yield levels with the moment at which each ends."""
-    levels = run["levels"]
-    ends = [moment for moment, _ in levels[1:]]
-    yield from zip([*ends, 100.0], (level for _, level in levels), strict=True)

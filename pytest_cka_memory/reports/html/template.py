@@ -77,19 +77,21 @@ def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], note: str =
         rows: HTML for each cell of each row.
         note: the last row, as text; empty if there is none.
     """
-    lines = ["<div class='scroll'><table class='cards'><thead><tr>"]
-    for title, kind in columns.items():
-        lines.append(f"<th scope='col'{' class=word' if kind else ''}>{title}</th>")
-    lines.append("</tr></thead><tbody>")
-    for row in rows:
-        cells = zip(columns.items(), row, strict=True)
-        lines.append(f"<tr>{''.join(_cell(*column, content) for column, content in cells)}</tr>")
+    heads = (
+        f"<th scope='col'{' class=word' if kind else ''}>{title}</th>"
+        for title, kind in columns.items()
+    )
+    lines = [f"<tr>{''.join(map(_cell, columns.items(), row))}</tr>" for row in rows]
     if note:
         lines.append(f"<tr><td class='name' colspan='{len(columns)}'>{note}</td></tr>")
-    return "\n".join([*lines, "</tbody></table></div>"])
+    top = (
+        f"<div class='scroll'><table class='cards'><thead><tr>{''.join(heads)}</tr></thead><tbody>"
+    )
+    return "\n".join([top, *lines, "</tbody></table></div>"])
 
 
-def _cell(title: str, kind: str, content: str) -> str:
+def _cell(column: tuple[str, str], content: str) -> str:
+    title, kind = column
     style = f" class='{kind}'" if kind else ""
     label = "" if kind == "name" else f" data-label='{title}'"
     return f"<td{style}{label}>{content}</td>"
