@@ -87,8 +87,8 @@ def as_markdown(comparison: Comparison) -> str:
     if rows:
         # Words come first, because figures are aligned to the right.
         lines += markdown.table(
-            ("region", "verdict", "figure", "old", "new", "change"),
-            [(name, row.verdict, row.figure, row.old, row.new, row.change) for name, row in rows],
+            ("region", "verdict", *ChangeCells._fields[:-1]),
+            [(name, row.verdict, *row[:-1]) for name, row in rows],
             markdown.COMMENT_CHARACTERS * 2 // 3,
             left=3,
         )
@@ -145,15 +145,9 @@ def as_html(comparison: Comparison, peaks: Sequence[PeakDifference], unknown: in
     return template.plain_page("Memory compared", verdict(comparison), "\n".join(main))
 
 
-_FIGURES = {
-    "Region": "name",
-    "Figure": "word",
-    "Old": "",
-    "New": "",
-    "Change": "",
-    "Verdict": "word",
-}
-_AT_PEAK = {"Line and module": "name", "Kind": "word", "Old": "", "New": "", "Change": ""}
+_SIZES = {"Old": "", "New": "", "Change": ""}
+_FIGURES = {"Region": "name", "Figure": "word", **_SIZES, "Verdict": "word"}
+_AT_PEAK = {"Line and module": "name", "Kind": "word", **_SIZES}
 _NOT_KNOWN = (
     "<p class='legend'>Not known for {:,} of {}: reports list what was live at the peak for broken "
     "peak limits only; for every region if pytest ran with <code>--cka-memory-explain</code>.</p>"

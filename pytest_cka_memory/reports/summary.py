@@ -276,11 +276,12 @@ def first_cause(result: Result) -> Cause | None:
 def problem_groups(results: Sequence[Result]) -> list[ProblemGroup]:
     """Return what is to be looked at, broken limits first; equal regions are one entry."""
     groups: dict[tuple[object, ...], list[tuple[Problem, ...]]] = {}
-    for verdict in VERDICTS[: VERDICTS.index(KNOWN) + 1]:
-        for result in results:
-            own = tuple(p for p in problems([result]) if p.verdict == verdict)
-            if own:
-                groups.setdefault(_key(own), []).append(own)
+    for result in results:
+        by_verdict: dict[str, list[Problem]] = {}
+        for problem in problems([result]):
+            by_verdict.setdefault(problem.verdict, []).append(problem)
+        for own in map(tuple, by_verdict.values()):
+            groups.setdefault(_key(own), []).append(own)
 
     def place(group: ProblemGroup) -> tuple[int, int]:
         # Equally urgent groups are sorted by the peak of their worst region.
