@@ -144,8 +144,10 @@ def _by_signature(entries: Mapping[BaselineKey, Figures]) -> dict[_Signature, li
 def _pairs(before: Iterable[str], after: Iterable[str], has_sizes: bool) -> dict[str, str]:
     left, new = list(before), list(after)
     new_names: dict[str, str] = {}
+    # What must be equal: the name of the test, its file, and if figures are enough, nothing.
     parts: list[Callable[[str], str]] = [lambda nodeid: nodeid.rpartition("::")[2], file_of]
-    for part_of in [*parts, *([lambda _: ""] if has_sizes else [])]:
+    parts += [lambda _: ""] if has_sizes else []
+    for part_of in parts:
         for part in {part_of(nodeid) for nodeid in left}:
             olds = [nodeid for nodeid in left if part_of(nodeid) == part]
             news = [nodeid for nodeid in new if part_of(nodeid) == part]
