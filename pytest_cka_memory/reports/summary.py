@@ -97,9 +97,9 @@ def problems(results: Sequence[Result]) -> Iterator[Problem]:
 
 
 def not_judged(results: Sequence[Result]) -> Iterator[tuple[str, str, list[Result]]]:
-    """Yield limit, reason and regions of what was not judged although the tests passed.
+    """Yield each limit that was not judged, with the reason and the regions.
 
-    The limit is empty if an exception ended the region.
+    The regions of passed tests that an exception ended follow, each with an empty limit.
     """
     regions: dict[tuple[str, str], list[Result]] = {}
     for result in results:
