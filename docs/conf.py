@@ -4,14 +4,17 @@ The pages are also read as files in the repository, where links lead out of this
 has the pages in the root of the checkout under ``project/``, and links to them are rewritten.
 """
 
+import json
 import re
 from pathlib import Path
+from textwrap import indent
 from typing import Any, get_type_hints
 
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 from pytest_cka_memory import RegionRecord, __version__
+from pytest_cka_memory.stored.json_report import report_schema
 
 project = "pytest-cka-memory"
 copyright = "pytest-cka-memory developers"
@@ -44,12 +47,14 @@ _ROOT_PAGES = re.compile(r"\]\((?:\.\./)*(CONTRIBUTING|SECURITY|CHANGELOG)\.md(#
 
 
 def _relink(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Take the pages in ``project/`` from the root, and have links lead to them there."""
+    """Take the pages in ``project/`` from the root, have links lead there, and add the schema."""
     folder, _, name = docname.rpartition("/")
     if folder == "project":
         path = _ROOT / f"{name.upper()}.md"
         app.env.note_dependency(path, docname=docname)
         source[0] = path.read_text("utf-8").replace("](docs/", "](/")
+    if docname == "api/schema":
+        source[0] += f"\n{indent(json.dumps(report_schema(), indent=1), '   ')}\n"
     source[0] = _ROOT_PAGES.sub(
         lambda link: f"](/project/{link[1].lower()}.md{link[2] or ''})", source[0]
     )

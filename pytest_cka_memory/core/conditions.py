@@ -96,6 +96,17 @@ def conditions_of(facts: Mapping[str, Any]) -> Conditions | None:
     return tuple(sorted(found.items())) if found else None
 
 
+def machines_of(
+    facts: Mapping[str, Mapping[str, Any]],
+) -> dict[str, tuple[Fingerprint, Conditions | None]]:
+    """Return for each worker what its figures depend on: the cards of workers may differ.
+
+    Args:
+        facts: worker -> the facts of its meter.
+    """
+    return {worker: (fingerprint_of(own), conditions_of(own)) for worker, own in facts.items()}
+
+
 def changed(old: Conditions | None, new: Conditions | None) -> tuple[Changed, ...]:
     """Return the facts with different values; none if one side was not recorded."""
     if old is None or new is None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from emulated_cuda import cards
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
+from pytest_cka_memory.core.figure_rows import PROCESS
+from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.core.growth import PROCESS_WARMUP
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
@@ -87,25 +89,17 @@ def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(given)})"
 
 
-def _maximum(
-    marker: str, figure: str, what: str, check: Callable[[], None] | None = None
-) -> Callable[[object], Maximum]:
-    """Return the builder of a marker that limits how high a figure may be.
-
-    Args:
-        marker: its name.
-        figure: the name of the figure in the record.
-        what: the figure in words, for the builder's docstring.
-        check: raises a LimitError if the limit cannot be judged here.
-    """
+def _maximum(marker: str) -> Callable[[object], Maximum]:
+    """Return the builder of a marker that limits a figure to a number of MB."""
 
     def build(limit: object) -> Maximum:
-        if check is not None:
-            check()
-        return Maximum(f"{marker}({limit!r})", figure, megabytes(limit))
+        if FIGURES[row.figure].measured_by == PROCESS:
+            _require_psutil()
+        return Maximum(f"{marker}({limit!r})", row.figure, megabytes(limit))
 
+    row = MARKERS[marker]
     build.__name__ = build.__qualname__ = marker
-    build.__doc__ = f"""Return a limit on {what}.
+    build.__doc__ = f"""Return the limit of ``{marker}``: {row.help}
 
     Args:
         limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
@@ -115,10 +109,31 @@ def _maximum(
 
     Raises:
         SizeError: if `limit` is not a valid size.
+        LimitError: for the memory of the process, if psutil is not installed.
 
     Example:
         >>> {marker}("512 KiB").allowed_bytes
         524288
+    """
+    return build
+
+
+def _nothing(marker: str) -> Callable[[], Maximum]:
+    """Return the builder of a marker that allows 0 bytes of a figure."""
+
+    def build() -> Maximum:
+        return Maximum(marker, row.figure, 0)
+
+    row = MARKERS[marker]
+    build.__name__ = build.__qualname__ = marker
+    build.__doc__ = f"""Return the limit of ``{marker}``: {row.help}
+
+    Returns:
+        The limit, of 0 bytes.
+
+    Example:
+        >>> {marker}().allowed_bytes
+        0
     """
     return build
 
@@ -128,70 +143,16 @@ def _require_psutil() -> None:
         raise LimitError("needs psutil: pip install 'pytest-cka-memory[process]'")
 
 
-max_retained_mb = _maximum(
-    "max_retained_mb",
-    "retained_bytes",
-    "what was allocated in the region and is live at its end",
-)
-max_peak_mb = _maximum(
-    "max_peak_mb", "peak_increase_bytes", "the rise of the peak above the level at entry"
-)
-max_level_mb = _maximum(
-    "max_level_mb", "peak_bytes", "the peak, with what was live before the region"
-)
-max_reserved_mb = _maximum(
-    "max_reserved_mb",
-    "reserved_increase_bytes",
-    "the rise of the allocator's reserve above its level at entry",
-)
-max_cycles_mb = _maximum(
-    "max_cycles_mb",
-    "cycle_bytes",
-    "what was allocated in the region and only the garbage collector frees",
-)
-max_process_mb = _maximum(
-    "max_process_mb",
-    "process_increase_bytes",
-    "the rise of the memory of the process and its children; a LimitError without psutil",
-    _require_psutil,
-)
-max_outside_mb = _maximum(
-    "max_outside_mb",
-    "outside_increase_bytes",
-    "the rise of the card's memory outside torch's allocator",
-)
-
-max_pools_mb = _maximum(
-    "max_pools_mb",
-    "pools_increase_bytes",
-    "the rise of what private pools of CUDA graphs and ``MemPool`` reserve",
-)
-
-
-def zero_retention() -> Maximum:
-    """Return a limit of 0 bytes on what was allocated in the region and is live at its end.
-
-    Returns:
-        The limit; the same as ``max_retained_mb(0)``, under the name of its marker.
-
-    Example:
-        >>> zero_retention().allowed_bytes
-        0
-    """
-    return Maximum("zero_retention", "retained_bytes", 0)
-
-
-def no_cycles() -> Maximum:
-    """Return a limit of 0 bytes on what only the garbage collector frees.
-
-    Returns:
-        The limit; the same as ``max_cycles_mb(0)``, under the name of its marker.
-
-    Example:
-        >>> no_cycles().allowed_bytes
-        0
-    """
-    return Maximum("no_cycles", "cycle_bytes", 0)
+max_retained_mb = _maximum("max_retained_mb")
+max_peak_mb = _maximum("max_peak_mb")
+max_level_mb = _maximum("max_level_mb")
+max_reserved_mb = _maximum("max_reserved_mb")
+max_cycles_mb = _maximum("max_cycles_mb")
+max_process_mb = _maximum("max_process_mb")
+max_outside_mb = _maximum("max_outside_mb")
+max_pools_mb = _maximum("max_pools_mb")
+zero_retention = _nothing("zero_retention")
+no_cycles = _nothing("no_cycles")
 
 
 def flat_per_batch(
@@ -352,12 +313,12 @@ def default_limits(
 ) -> list[Limit]:
     """Return the limits of the session's options, except on figures that `own` limits already."""
     offered = (
-        ("--cka-memory-max-retained-mb", max_retained_mb(0), max_retained_bytes),
-        ("--cka-memory-max-peak-mb", max_peak_mb(0), max_peak_bytes),
+        ("--cka-memory-max-retained-mb", "retained_bytes", max_retained_bytes),
+        ("--cka-memory-max-peak-mb", "peak_increase_bytes", max_peak_bytes),
     )
     limited = {limit.figure for limit in own if isinstance(limit, Maximum)}
     return [
-        replace(limit, text=f"{option}={size / MB:g}", allowed_bytes=size)
-        for option, limit, size in offered
-        if size is not None and limit.figure not in limited
+        Maximum(f"{option}={size / MB:g}", figure, size)
+        for option, figure, size in offered
+        if size is not None and figure not in limited
     ]

@@ -82,14 +82,18 @@ class FlatProcess(Limit):
         return Breach(self.text, self.tolerance_bytes, growth, message, _FIGURE)
 
     def _missing(self, record: RegionRecord) -> str:
-        seen = record.batches
-        needed = self.warmup + MIN_JUDGED_SAMPLES
+        few = _too_few(record.batches, "batch", self.warmup, MIN_JUDGED_SAMPLES)
         return (
-            f"cannot be judged because {counted(seen, 'batch')} "
-            f"{'was' if seen == 1 else 'were'} seen and {needed} are needed ({self.warmup} to warm "
-            f"up, {MIN_JUDGED_SAMPLES} to judge): loop over region.batches(loader), or call "
-            "region.batch_done() after each batch"
+            f"{few}: loop over region.batches(loader), or call region.batch_done() after each batch"
         )
+
+
+def _too_few(seen: int, noun: str, warmup: int, judged: int) -> str:
+    """Return how many batches were seen, and how many are needed to judge growth."""
+    return (
+        f"cannot be judged because {counted(seen, noun)} {'was' if seen == 1 else 'were'} seen and "
+        f"{warmup + judged} are needed ({warmup} to warm up, {judged} to judge)"
+    )
 
 
 def whose(record: RegionRecord) -> str:
@@ -343,12 +347,8 @@ class FlatPerBatch(Limit):
                 "around code that trains with an optimizer"
             )
         needed, seen = self.warmup + MIN_JUDGED_BATCHES, len(full_batches(record.timeline))
-        return (
-            f"cannot be judged because {counted(seen, 'full batch')} "
-            f"{'was' if seen == 1 else 'were'} seen and {needed} are needed "
-            f"({self.warmup} to warm up, {MIN_JUDGED_BATCHES} to judge): "
-            f"add {needed - seen} more of the same size"
-        )
+        few = _too_few(seen, "full batch", self.warmup, MIN_JUDGED_BATCHES)
+        return f"{few}: add {needed - seen} more of the same size"
 
 
 def _left_on_host(groups: Sequence[Holding]) -> str:

@@ -138,6 +138,9 @@ LEGEND = (
     "cards; no GPU was used. peak: highest live level; reserved: most that the allocator held; "
     "head room: memory of the card, without the CUDA context, that the allocator never took."
 )
+_LEGEND_OF_BAR = (
+    "The bar is the memory of the card: live at the peak, then held in reserve, then never taken."
+)
 _LEGEND_OF_LARGEST = " largest: what cka_memory.largest has found."
 
 
@@ -172,36 +175,28 @@ def as_json(uses: Sequence[CardUse]) -> str:
 def as_html(uses: Sequence[CardUse]) -> str:
     """Return the page as HTML, with one row for each test and card."""
     ordered, titles = _by_test(uses), _titles(uses)
-    heads = [
-        f"<th scope='col'{' class=word' if place < _WORDS else ''}>{title.capitalize()}</th>"
-        for place, title in enumerate(titles)
-    ]
-    parts = {
-        "VERDICT": template.text(verdict(uses)),
-        "STYLE": template.text_of("page.css"),
-        "HEAD": "".join(heads),
-        "ROWS": "\n".join(_html_row(use, titles) for use in ordered),
-        "FAILED": "\n".join(_html_errors(_failed(ordered))),
-        "LEGEND": template.text(_legend(titles)),
-    }
-    return template.fill("cards.html", parts)
-
-
-def _html_row(use: CardUse, titles: Sequence[str]) -> str:
-    style = {FITS: "ok", SKIPPED: "no-limit"}.get(use.result, "breach")
-    result = f"<span class='verdict {style}'>{use.result}</span>"
-    if use.condition:
-        result += f" {template.text(use.condition)}"
-    if use.result == OUT_OF_MEMORY:
-        result = f"<span class='verdict breach'>does not fit</span> {_missing(use)}"
-    pairs = zip(titles[_WORDS:], _figures(use, titles), strict=True)
-    cells = (f"<td data-label='{title.capitalize()}'>{figure}</td>" for title, figure in pairs)
-    return (
-        f"<tr><td class='name'><code>{template.text(use.test)}</code></td>"
-        f"<td class='word' data-label='Card'>{template.text(use.card)}</td>"
-        f"<td class='result' data-label='Result'>{result}{_bar(use)}</td>"
-        f"{''.join(cells)}</tr>"
+    kinds = ("name", "word", "result", *("" for _ in titles[_WORDS:]))
+    columns = {title.capitalize(): kind for title, kind in zip(titles, kinds, strict=True)}
+    rows = (
+        (
+            f"<code>{template.text(use.test)}</code>",
+            template.text(use.card),
+            f"{_html_result(use)}{_bar(use)}",
+            *_figures(use, titles),
+        )
+        for use in ordered
     )
+    legend = f"<p class='legend'>{template.text(_legend(titles))} {_LEGEND_OF_BAR}</p>"
+    main = [template.table(columns, rows), *_html_errors(_failed(ordered)), legend]
+    return template.plain_page("Memory on emulated cards", verdict(uses), "\n".join(main))
+
+
+def _html_result(use: CardUse) -> str:
+    if use.result == OUT_OF_MEMORY:
+        return f"<span class='verdict breach'>does not fit</span> {_missing(use)}"
+    style = {FITS: "ok", SKIPPED: "no-limit"}.get(use.result, "breach")
+    condition = f" {template.text(use.condition)}" if use.condition else ""
+    return f"<span class='verdict {style}'>{use.result}</span>{condition}"
 
 
 def _bar(use: CardUse) -> str:

@@ -70,7 +70,7 @@ def as_table(comparison: Comparison, width: int = 100) -> str:
         names = fitted([one_line(change.key.name) for change in changes], room)
         lines = laid_out(
             [(name, *row) for name, row in zip(["region", *names], rows, strict=True)],
-            left=("region", "figure", "verdict"),
+            "llrrrl",
         )
         more = len(comparison.changes) - _MOST_ROWS
         lines += [f"and {more:,} more; --format json prints all", ""] if more > 0 else [""]
@@ -87,8 +87,8 @@ def as_markdown(comparison: Comparison) -> str:
     if rows:
         # Words come first, because figures are aligned to the right.
         lines += markdown.table(
-            ("region", "verdict", "figure", "old", "new", "change"),
-            [(name, row.verdict, row.figure, row.old, row.new, row.change) for name, row in rows],
+            ("region", "verdict", *ChangeCells._fields[:-1]),
+            [(name, row.verdict, *row[:-1]) for name, row in rows],
             markdown.COMMENT_CHARACTERS * 2 // 3,
             left=3,
         )
@@ -129,48 +129,51 @@ def as_html(comparison: Comparison, peaks: Sequence[PeakDifference], unknown: in
         peaks: what is new at the peaks.
         unknown: number of regions of which a report does not list what was live at the peak.
     """
-    parts = {
-        "VERDICT": template.text(verdict(comparison)),
-        "STYLE": template.text_of("page.css"),
-        "REMARKS": "".join(f"<li>{template.text(remark)}</li>" for remark in remarks(comparison)),
-        "FIGURES": "\n".join(_figure_rows(comparison.changes)),
-        "PEAKS": "\n".join(part for peak in peaks for part in _peak_table(peak)),
-        "UNKNOWN": _unknown_peaks(unknown, comparison.compared),
-    }
-    return template.fill("comparison.html", parts)
-
-
-def _figure_rows(changes: Sequence[Change]) -> Iterator[str]:
-    for change in _one_of_each_test(changes, _MOST_PAGE_ROWS):
-        row = cells(change)
-        style = {"REGRESSION": "breach", "less": "ok"}.get(row.verdict, "no-limit")
-        yield (
-            f"<tr><td class='name'><code>{template.text(change.key.name)}</code></td>"
-            f"<td class='word' data-label='Figure'>{template.text(row.figure)}</td>"
-            f"<td data-label=Old>{row.old}</td><td data-label=New>{row.new}</td>"
-            f"<td data-label=Change>{row.change}</td><td class='word' data-label='Verdict'>"
-            f"<span class='verdict {style}'>{row.verdict}</span></td></tr>"
-        )
-    more = len(changes) - _MOST_PAGE_ROWS
-    if not changes or more > 0:
-        note = f"and {more:,} more" if changes else "No figure has changed."
-        yield f"<tr><td class='name' colspan='6'>{note}</td></tr>"
-
-
-def _peak_table(peak: PeakDifference) -> Iterator[str]:
-    old, new = format_with_unit(peak.old_bytes), format_with_unit(peak.new_bytes)
-    yield f"<h3><code>{template.text(peak.key.name)}</code></h3><p>peak {old}, now {new}</p>"
-    yield (
-        "<div class='scroll'><table class='cards'><thead><tr>"
-        "<th scope='col' class='word'>Line and module</th><th scope='col' class='word'>Kind</th>"
-        "<th scope='col'>Old</th><th scope='col'>New</th><th scope='col'>Change</th>"
-        "</tr></thead><tbody>"
+    more = len(comparison.changes) - _MOST_PAGE_ROWS
+    note = f"and {more:,} more" if more > 0 else ""
+    changes = _one_of_each_test(comparison.changes, _MOST_PAGE_ROWS)
+    figures = template.table(
+        _FIGURES, map(_figure_row, changes), note if changes else "No figure has changed."
     )
-    yield from map(_peak_row, peak.changes[:_MOST_PAGE_ROWS])
-    yield "</tbody></table></div>"
+    listed = "".join(f"<li>{template.text(remark)}</li>" for remark in remarks(comparison))
+    main = [
+        "<h2>What is new at the peak</h2>",
+        *map(_peak_table, peaks),
+        _NOT_KNOWN.format(unknown, counted(comparison.compared, "region")) if unknown else "",
+        f"<h2>Figures that changed</h2>{figures}<ul>{listed}</ul>{_LEGEND}",
+    ]
+    return template.plain_page("Memory compared", verdict(comparison), "\n".join(main))
 
 
-def _peak_row(change: PeakChange) -> str:
+_SIZES = {"Old": "", "New": "", "Change": ""}
+_FIGURES = {"Region": "name", "Figure": "word", **_SIZES, "Verdict": "word"}
+_AT_PEAK = {"Line and module": "name", "Kind": "word", **_SIZES}
+_NOT_KNOWN = (
+    "<p class='legend'>Not known for {:,} of {}: reports list what was live at the peak for broken "
+    "peak limits only; for every region if pytest ran with <code>--cka-memory-explain</code>.</p>"
+)
+_LEGEND = (
+    "<p class='legend'>Sizes are in MB (2**20 bytes) unless a unit is given. Lines are those of "
+    "the new report; a line that has only moved in its function is the same.</p>"
+)
+
+
+def _figure_row(change: Change) -> Sequence[str]:
+    row = cells(change)
+    style = {"REGRESSION": "breach", "less": "ok"}.get(row.verdict, "no-limit")
+    name, figure = template.text(change.key.name), template.text(row.figure)
+    mark = f"<span class='verdict {style}'>{row.verdict}</span>"
+    return (f"<code>{name}</code>", figure, row.old, row.new, row.change, mark)
+
+
+def _peak_table(peak: PeakDifference) -> str:
+    old, new = format_with_unit(peak.old_bytes), format_with_unit(peak.new_bytes)
+    head = f"<h3><code>{template.text(peak.key.name)}</code></h3><p>peak {old}, now {new}</p>"
+    rows = map(_peak_row, peak.changes[:_MOST_PAGE_ROWS])
+    return f"{head}\n{template.table(_AT_PEAK, rows)}"
+
+
+def _peak_row(change: PeakChange) -> Sequence[str]:
     origin = change.origin
     source = f"<br><code>{template.text(origin.code)}</code>" if origin.code else ""
     module = f"<br>in <code>{template.text(origin.module)}</code>" if origin.module else ""
@@ -178,21 +181,11 @@ def _peak_row(change: PeakChange) -> str:
     word = "new" if not change.old_bytes else "gone" if not change.new_bytes else ""
     mark = f" <span class='verdict {style}'>{word}</span>" if word else ""
     return (
-        f"<tr><td class='name'><code>{template.text(change.line)}</code>{source}{module}</td>"
-        f"<td class='word' data-label='Kind'>{template.text(origin.kind or '-')}</td>"
-        f"<td data-label='Old'>{format_size(change.old_bytes)}</td>"
-        f"<td data-label='New'>{format_size(change.new_bytes)}</td>"
-        f"<td data-label='Change'>{sign}{format_size(abs(change.rise_bytes))}{mark}</td></tr>"
-    )
-
-
-def _unknown_peaks(unknown: int, compared: int) -> str:
-    if not unknown:
-        return ""
-    return (
-        f"<p class='legend'>Not known for {unknown:,} of {counted(compared, 'region')}: reports "
-        "list what was live at the peak for broken peak limits only; for every region if pytest "
-        "ran with <code>--cka-memory-explain</code>.</p>"
+        f"<code>{template.text(change.line)}</code>{source}{module}",
+        template.text(origin.kind or "-"),
+        format_size(change.old_bytes),
+        format_size(change.new_bytes),
+        f"{sign}{format_size(abs(change.rise_bytes))}{mark}",
     )
 
 

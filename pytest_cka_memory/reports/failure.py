@@ -396,10 +396,14 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         early, now = format_with_unit(holding.early_bytes), format_with_unit(holding.bytes)
         kind.append(f"grows from {early} after 2 batches to {now}")
     elif traced and holding.batches is not None:
-        kind.append(f"allocated in {_batches(holding.batches, holding.first_batches)}")
+        first = holding.first_batches
+        of_first = f"{holding.batches} of the first {first} batches"
+        number = counted(holding.batches, "batch") if first is None else of_first
+        kind.append(f"allocated in {number}")
     yield from wrapped(", ".join(kind), width, "  ")
     if holding.created_at:
-        yield from wrapped(f"made at {_created_at(holding)}", width, "    ")
+        made = ", from ".join([holding.made_at, *holding.created_at[1:_MOST_FRAMES]])
+        yield from wrapped(f"made at {made}", width, "    ")
     if holding.module is not None:
         yield from wrapped(f"in {holding.module}", width, "    ")
     if holding.held_by is not None:
@@ -424,14 +428,3 @@ def _size_of(holding: Holding, *, traced: bool) -> str:
     noun = "tensor" if traced or holding.shape is not None else "allocation"
     count = f"{counted(holding.count, noun)}, " if holding.count else ""
     return f"{count}{format_exact(holding.bytes)}"
-
-
-def _batches(count: int, first: int | None) -> str:
-    return counted(count, "batch") if first is None else f"{count} of the first {first} batches"
-
-
-def _created_at(holding: Holding) -> str:
-    """Return the frames, with the expression after the innermost one, which evaluates it."""
-    innermost, *outer = holding.created_at[:_MOST_FRAMES]
-    code = "" if holding.code is None else f": `{holding.code}`"
-    return ", from ".join([f"{innermost}{code}", *outer])

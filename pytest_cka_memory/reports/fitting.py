@@ -6,7 +6,7 @@ Names stay different if they are shortened; code and places in files stay whole 
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figures import RegionRecord
@@ -68,18 +68,20 @@ def kinds_lines(record: RegionRecord, figure: str, width: int, indent: str = "  
         yield text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def laid_out(rows: Sequence[Sequence[str]], left: Collection[str]) -> list[str]:
+def laid_out(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     """Return a table as lines, with two spaces between its columns.
 
     Args:
-        rows: the names of the columns, then the cells of each row.
-        left: names of the columns that are aligned to the left; the others are figures.
+        rows: the cells of each row. The names of the columns are a row like the others, because
+            tabulate widens columns for a header.
+        align: ``l`` or ``r`` for each column, which is then aligned to the left or the right.
     """
+    if not rows:
+        return []
     from tabulate import tabulate  # takes 20 ms, so only for a table
 
-    # The header is passed as an ordinary row, because tabulate widens columns for a header.
-    align = ["left" if name in left else "right" for name in rows[0]]
-    return tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
+    sides = [{"l": "left", "r": "right"}[side] for side in align]
+    return tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=sides).splitlines()
 
 
 def fitted(names: Sequence[str], room: int) -> list[str]:

@@ -4,7 +4,6 @@ https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_cka_memory.core.report import Report
@@ -13,7 +12,6 @@ from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import command_message, command_property, one_line, shorten
 from pytest_cka_memory.reports.summary import Problem
 from pytest_cka_memory.reports.tables import provenance_of
-from pytest_cka_memory.reports.terminal import why_incomplete
 from pytest_cka_memory.units import counted
 
 MOST_PER_KIND = 10
@@ -68,17 +66,13 @@ def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Itera
     broken.sort(key=_excess_bytes, reverse=True)
     for problem in summary.first_of_each(broken, lambda problem: problem.result.nodeid):
         alone = problem._replace(earlier=())  # each annotation is read without the others
-        lines = [f"{problem.result.name}: {problem.sentence}", *_cut(alone.holders)]
+        holders = alone.holders
+        if len(holders) > _MOST_LINES:  # the last line says how much they explain
+            holders = (*holders[: _MOST_LINES - 1], holders[-1])
+        lines = [f"{problem.result.name}: {problem.sentence}", *holders]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
         place = _place(problem.result, report, path_of)
         yield command(kind, message, **place, title=f"{one_line(problem.limit)} broken{source}")
-
-
-def _cut(holders: Sequence[str]) -> Sequence[str]:
-    """Return the first lines, and the last: it says how much they explain."""
-    if len(holders) <= _MOST_LINES:
-        return holders
-    return [*holders[: _MOST_LINES - 1], holders[-1]]
 
 
 def _excess_bytes(problem: Problem) -> float:
@@ -98,21 +92,12 @@ def _place(result: Result, report: Report, path_of: PathOf) -> dict[str, object]
 
 
 def _warnings(report: Report, path_of: PathOf) -> Iterator[str]:
-    first: dict[tuple[str, str], Result] = {}
-    counts: Counter[tuple[str, str]] = Counter()
-    for result in report.results:
-        for unjudged in result.unjudged:
-            first.setdefault((unjudged.limit, unjudged.reason), result)
-            counts[unjudged.limit, unjudged.reason] += 1
-    for (limit, reason), result in first.items():
-        regions = counted(counts[limit, reason], "region")
-        place = _place(result, report, path_of)
-        yield command("warning", f"{reason} ({regions})", **place, title=f"{limit} not judged")
-    for result in report.results:
-        if result.limits and not result.record.completed and result.outcome == "passed":
-            message = f"{one_line(result.name)}: {why_incomplete(result)}"
-            place = _place(result, report, path_of)
-            yield command("warning", message, **place, title="memory not judged")
+    for limit, reason, regions in summary.not_judged(report.results):
+        message, what = f"{reason} ({counted(len(regions), 'region')})", limit
+        if not limit:
+            message, what = f"{one_line(regions[0].name)}: {reason}", "memory"
+        place = _place(regions[0], report, path_of)
+        yield command("warning", message, **place, title=f"{what} not judged")
     for reason, count in report.unmeasured.items():
         yield command("warning", f"{counted(count, 'test')}: {reason}", title="memory not measured")
     if report.missing:

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.figures import FIGURES, RegionRecord
+from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports.tables import provenance_of
@@ -36,15 +36,15 @@ def of_results(
     names_device = bool(records and provenance_of(facts).adjective)
     has_names = names_device or any(record.label for record in records)  # not of a whole test
     change = anonymizer(root) if has_names and root is not None else str
-    figures = [pair for record in records for pair in _of_record(record, change(record.label))]
+    figures: list[Property] = [
+        (name, number)
+        for record in records
+        for name, number in zip(_names(change(record.label)), _figures_of(record), strict=True)
+        if number is not None
+    ]
     if figures and names_device:
         return [(f"{_PREFIX}device", change(facts["device_name"])), *figures]
     return figures
-
-
-def _of_record(record: RegionRecord, label: str) -> list[Property]:
-    numbers = zip(_names(label), _figures_of(record), strict=True)
-    return [(name, number) for name, number in numbers if number is not None]
 
 
 @lru_cache(maxsize=256)

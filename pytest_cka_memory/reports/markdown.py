@@ -33,7 +33,8 @@ def render(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
 
     The text has at most `most_characters`. What does not fit is counted in a line of its own.
     """
-    facts = "\n".join(_facts(report))
+    named = (f"- {name}: {sentence(fact, _MOST_NAME)}" for name, fact in summary.facts(report))
+    facts = "\n".join([*named, f"\n{legend_of(known_columns(report.results))}"])
     provenance = provenance_of(report.session)
     blocks = [f"### {provenance.heading}: {summary.verdict(report)}\n"]
     blocks += [f"{provenance.notice}\n"] if provenance.notice else []
@@ -142,9 +143,3 @@ def _regions(report: Report, room: int) -> list[str]:
         *table(head, ([row[column] for column in head] for row in rows), room, left=len(words)),
         "</details>\n",
     ]
-
-
-def _facts(report: Report) -> Iterator[str]:
-    for name, fact in summary.facts(report):
-        yield f"- {name}: {sentence(fact, _MOST_NAME)}"
-    yield f"\n{legend_of(known_columns(report.results))}"

@@ -1,11 +1,13 @@
 """Counts, problems with their causes, and facts of a whole report, for all its formats."""
 
+import heapq
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.reserve import reserve_advice
@@ -18,10 +20,11 @@ from pytest_cka_memory.reports.failure import (
     is_traced,
 )
 from pytest_cka_memory.reports.tables import VERDICTS
-from pytest_cka_memory.reports.terminal import extremes, why_incomplete
 from pytest_cka_memory.units import counted, format_with_unit
 
 _MOST_LISTED = 10
+_MOST_RESERVES = 3
+"""So many regions with a rising reserve are named."""
 _KEYS = re.compile(r"\[[^]]*\]|\d+")
 """What differs between names of equal regions: indices, keys and numbers."""
 _T = TypeVar("_T")
@@ -93,6 +96,28 @@ def problems(results: Sequence[Result]) -> Iterator[Problem]:
             yield Problem("not judged", result, "", why_incomplete(result))
 
 
+def not_judged(results: Sequence[Result]) -> Iterator[tuple[str, str, list[Result]]]:
+    """Yield each limit that was not judged, with the reason and the regions.
+
+    The regions of passed tests that an exception ended follow, each with an empty limit.
+    """
+    regions: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        for each in result.unjudged:
+            regions.setdefault((each.limit, each.reason), []).append(result)
+    yield from ((limit, reason, own) for (limit, reason), own in regions.items())
+    for result in results:
+        if result.limits and not result.record.completed and result.outcome == "passed":
+            yield "", why_incomplete(result), [result]
+
+
+def why_incomplete(result: Result) -> str:
+    """Return why a region that an exception ended was not judged."""
+    if result.outcome in ("passed", "xpassed"):
+        return "an exception ended it; put its 'with' block around the code that catches it"
+    return "the test was skipped" if result.outcome == "skipped" else "the test failed"
+
+
 def first_of_each(items: Iterable[_T], key: Callable[[_T], Hashable]) -> list[_T]:
     """Return `items` with the first one of each key before any second one, and so on.
 
@@ -138,6 +163,42 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "no result", nodeid
     if len(report.missing) > _MOST_LISTED:
         yield "no result", f"and {len(report.missing) - _MOST_LISTED:,} more"
+
+
+def extremes(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """Yield name and sentence of what one region of a session has most of.
+
+    These are the level, garbage, and a reserve that rises although what is in use does not.
+    """
+    completed = [result for result in results if result.record.completed]
+    if len(completed) > 1:
+        most = max(completed, key=lambda result: result.record.peak_bytes)
+        yield "highest level", f"{format_with_unit(most.record.peak_bytes)} in {most.name}"
+    littered = [result for result in results if sentences.note_on_peak(result.record)]
+    if littered:
+        most = max(littered, key=lambda result: sentences.bytes_at_peak(result.record))
+        others = counted(len(littered) - 1, "other region")
+        also = f" (and in {others})" if len(littered) > 1 else ""
+        yield "garbage", f"{sentences.note_on_peak(most.record)}, in {most.name}{also}"
+    for result in _with_rising_reserve(results):
+        yield "reserve", f"in {result.name}, {sentences.note_on_reserve(result.record)}"
+
+
+def _with_rising_reserve(results: Sequence[Result]) -> list[Result]:
+    """Return regions whose reserve rises, the highest first, without those that say so already."""
+
+    def is_said(result: Result) -> bool:
+        # It judges the reserve, or lists it as not judged.
+        return any(limit.partition("(")[0] == "flat_per_batch" for limit in result.limits)
+
+    rising = [
+        result
+        for result in results
+        if not is_said(result) and sentences.note_on_reserve(result.record)
+    ]
+    return heapq.nlargest(
+        _MOST_RESERVES, rising, key=lambda result: result.record.reserved_peak_bytes or 0
+    )
 
 
 class Cause(NamedTuple):
@@ -215,11 +276,12 @@ def first_cause(result: Result) -> Cause | None:
 def problem_groups(results: Sequence[Result]) -> list[ProblemGroup]:
     """Return what is to be looked at, broken limits first; equal regions are one entry."""
     groups: dict[tuple[object, ...], list[tuple[Problem, ...]]] = {}
-    for verdict in VERDICTS[: VERDICTS.index(KNOWN) + 1]:
-        for result in results:
-            own = tuple(p for p in problems([result]) if p.verdict == verdict)
-            if own:
-                groups.setdefault(_key(own), []).append(own)
+    for result in results:
+        by_verdict: dict[str, list[Problem]] = {}
+        for problem in problems([result]):
+            by_verdict.setdefault(problem.verdict, []).append(problem)
+        for own in map(tuple, by_verdict.values()):
+            groups.setdefault(_key(own), []).append(own)
 
     def place(group: ProblemGroup) -> tuple[int, int]:
         # Equally urgent groups are sorted by the peak of their worst region.

@@ -1,16 +1,15 @@
 """The section of the terminal summary, as lines with a colour each."""
 
-import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COMPARED, FIGURES
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
+from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.fitting import fitted, kinds_lines, laid_out, wrapped
 from pytest_cka_memory.reports.tables import RowChoice, cells, chosen, known_columns, legend_of
@@ -82,9 +81,9 @@ def figures(
         elsewhere: where the other rows are.
     """
     rows, is_sorted, left_out = chosen(report.results, choice, elsewhere)
-    columns = printed_columns(rows, width, by_file=not is_sorted)
+    lines, columns = table(rows, width, by_file=not is_sorted)
     return [
-        *table(rows, width, by_file=not is_sorted),
+        *lines,
         *sentence(left_out, width, "yellow"),
         Line(""),
         *legend(report.session, report.results, width, columns),
@@ -97,8 +96,10 @@ def shown_rows(report: Report, choice: RowChoice) -> list[Result]:
     return chosen(report.results, choice, "").results
 
 
-def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) -> list[Line]:
-    """Return one row per region below the name of its file.
+def table(
+    results: Sequence[Result], width: int = 100, *, by_file: bool = True
+) -> tuple[list[Line], list[Figure]]:
+    """Return one row per region below the name of its file, and the figures that it shows.
 
     What does not fit is left out and named below: first columns without a value, then the least
     important ones, but never a figure that broke a limit. Then names are shortened. The last lines
@@ -111,13 +112,17 @@ def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) 
             each has its whole name instead.
     """
     names = _names(results, by_file)
-    all_rows, left_out = _fit_columns(results, names, width)
+    columns = known_columns(results)
+    all_rows = [cells(result, columns) for result in results]
+    left_out = _columns_without_room(results, columns, all_rows, names, width)
     rows = [{key: row[key] for key in row if key not in left_out} for row in all_rows]
     indent = _indent(names)
     room = width - len(indent) - _width(_widths(rows).values()) - len(_BETWEEN)
     shown = fitted([name.row for name in names], max(_LEAST_NAME, room))
     texts = [[name, *row.values()] for name, row in zip(shown, rows, strict=True)]
-    head, *body = laid_out([["region", *rows[0]], *texts], _LEFT)
+    titles = ["region", *rows[0]]
+    align = "".join("l" if title in _LEFT else "r" for title in titles)
+    head, *body = laid_out([titles, *texts], align)
     # The head is not indented, but its columns stand above those of the rows.
     head = head.replace("region", f"region{indent}", 1)
     body = [f"{indent}{row}" for row in body]
@@ -129,23 +134,18 @@ def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) 
     lost = [key for key in left_out if any(_has_value(row[key]) for row in all_rows)]
     if lost:
         lines += map(Line, wrapped(f"(no room for: {', '.join(lost)})", width))
-    return lines + [line for text in differences(results) for line in sentence(text, width)]
+    lines += [line for text in differences(results) for line in sentence(text, width)]
+    return lines, [figure for figure in columns if figure.column not in left_out]
 
 
-def printed_columns(results: Sequence[Result], width: int, *, by_file: bool = True) -> list[Figure]:
-    """Return the figures that :func:`table` prints with the same arguments."""
-    if not results:
-        return []
-    _, left_out = _fit_columns(results, _names(results, by_file), width)
-    return [figure for figure in known_columns(results) if figure.column not in left_out]
-
-
-def _fit_columns(
-    results: Sequence[Result], names: Sequence[RowName], width: int
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Return all cells of each region, and the columns to leave out because names need room."""
-    columns = known_columns(results)
-    rows = [cells(result, columns) for result in results]
+def _columns_without_room(
+    results: Sequence[Result],
+    columns: Sequence[Figure],
+    rows: Sequence[dict[str, str]],
+    names: Sequence[RowName],
+    width: int,
+) -> list[str]:
+    """Return the columns to leave out because names need room; `rows` has all cells."""
     broken = {breach.figure for result in results for breach in result.breaches}
     broken |= {FIGURES[name].shown_as for name in broken if name in FIGURES}
     others = [figure for figure in columns if figure.name not in broken]
@@ -161,7 +161,7 @@ def _fit_columns(
             break
         left_out.append(key)
         del widths[key]
-    return rows, left_out
+    return left_out
 
 
 def _names(results: Sequence[Result], by_file: bool) -> list[RowName]:
@@ -253,49 +253,13 @@ def legend(
         *sentence(device, width),
         *sentence(f"meter: {session['meter']}", width),
         *(line for note in session["notes"] for line in sentence(note, width, indent="  ")),
-        *(line for name, text in extremes(results) for line in sentence(f"{name}: {text}", width)),
+        *(
+            line
+            for name, text in summary.extremes(results)
+            for line in sentence(f"{name}: {text}", width)
+        ),
         *map(Line, wrapped(meanings, min(width, _PROSE_WIDTH), hanging="")),
     ]
-
-
-def extremes(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    """Yield name and sentence of what one region of a session has most of.
-
-    These are the level, garbage, and a reserve that rises although what is in use does not.
-    """
-    completed = [result for result in results if result.record.completed]
-    if len(completed) > 1:
-        most = max(completed, key=lambda result: result.record.peak_bytes)
-        yield "highest level", f"{format_with_unit(most.record.peak_bytes)} in {most.name}"
-    littered = [result for result in results if sentences.note_on_peak(result.record)]
-    if littered:
-        most = max(littered, key=lambda result: sentences.bytes_at_peak(result.record))
-        others = counted(len(littered) - 1, "other region")
-        also = f" (and in {others})" if len(littered) > 1 else ""
-        yield "garbage", f"{sentences.note_on_peak(most.record)}, in {most.name}{also}"
-    for result in _with_rising_reserve(results):
-        yield "reserve", f"in {result.name}, {sentences.note_on_reserve(result.record)}"
-
-
-_MOST_RESERVES = 3
-"""So many regions with a rising reserve are named."""
-
-
-def _with_rising_reserve(results: Sequence[Result]) -> list[Result]:
-    """Return regions whose reserve rises, the highest first, without those that say so already."""
-
-    def is_said(result: Result) -> bool:
-        # It judges the reserve, or lists it as not judged.
-        return any(limit.partition("(")[0] == "flat_per_batch" for limit in result.limits)
-
-    rising = [
-        result
-        for result in results
-        if not is_said(result) and sentences.note_on_reserve(result.record)
-    ]
-    return heapq.nlargest(
-        _MOST_RESERVES, rising, key=lambda result: result.record.reserved_peak_bytes or 0
-    )
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
@@ -307,7 +271,14 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
     """
     width = min(width, _PROSE_WIDTH)
     lines = []
-    for (verdict, text), group in groupby(_findings(results), lambda row: row[:2]):
+    found = [
+        (each.verdict, f"{each.limit}: {each.sentence}", result.name)
+        if each.limit
+        else (each.verdict, "", f"{result.name}: {each.sentence}")
+        for result in results
+        for each in summary.problems([result])
+    ]
+    for (verdict, text), group in groupby(found, lambda row: row[:2]):
         colour, names = _COLOURS[verdict], [name for *_, name in group]
         more = len(names) - _MAX_NAMED if verdict == "not judged" else 0
         named = names[:_MAX_NAMED] if more > 0 else names
@@ -327,24 +298,6 @@ def kinds_at_peaks(results: Sequence[Result], width: int = 100) -> list[Line]:
     return lines
 
 
-def _findings(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
-    """Yield verdict, sentence and region of every finding."""
-    for result in results:
-        for breach in result.breaches:
-            yield result.verdict_of(breach), f"{breach.limit}: {breach.message}", result.name
-        for unjudged in result.unjudged:
-            yield "not judged", f"{unjudged.limit}: {unjudged.reason}", result.name
-        if not result.record.completed:
-            yield "not judged", "", f"{result.name}: {why_incomplete(result)}"
-
-
-def why_incomplete(result: Result) -> str:
-    """Return why a region that an exception ended was not judged."""
-    if result.outcome in ("passed", "xpassed"):
-        return "an exception ended it; put its 'with' block around the code that catches it"
-    return "the test was skipped" if result.outcome == "skipped" else "the test failed"
-
-
 def unjudged(results: Sequence[Result], width: int = 100) -> list[Line]:
     """Return a text per limit that was not judged, for sessions without the table.
 
@@ -352,14 +305,14 @@ def unjudged(results: Sequence[Result], width: int = 100) -> list[Line]:
         results: every region.
         width: characters of a line.
     """
-    counts = Counter((u.limit, u.reason) for result in results for u in result.unjudged)
-    lines = [
-        line
-        for (limit, reason), count in counts.items()
-        for line in sentence(f"not judged: {limit}, {reason} (regions: {count})", width, "yellow")
-    ]
-    left = [r for r in results if r.limits and not r.record.completed and r.outcome == "passed"]
-    return lines + [Line(f"not judged {r.name}: {why_incomplete(r)}", "yellow") for r in left]
+    lines = []
+    for limit, reason, regions in summary.not_judged(results):
+        if limit:
+            text = f"not judged: {limit}, {reason} (regions: {len(regions)})"
+            lines += sentence(text, width, "yellow")
+        else:
+            lines.append(Line(f"not judged {regions[0].name}: {reason}", "yellow"))
+    return lines
 
 
 def missing(nodeids: Sequence[str]) -> list[Line]:

@@ -103,18 +103,14 @@ def render(entries: Mapping[BaselineKey, Figures]) -> str:
             "nodeid": key.nodeid,
             "label": key.label,
             **key.fingerprint._asdict(),
-            **_figures_in_file(entries[key]),
+            **entries[key],
+            **({LAW: json.loads(entries[key][LAW])} if LAW in entries[key] else {}),
             **({} if key.conditions is None else {"conditions": dict(key.conditions)}),
         }
         for key in sorted(entries, key=_order)
     ]
     lines = [f", {json.dumps(region, ensure_ascii=False)}" for region in regions]
     return "\n".join([f"[ {json.dumps(_HEADER)}", *lines, "]", ""])
-
-
-def _figures_in_file(figures: Figures) -> dict[str, Any]:
-    law = {LAW: json.loads(figures[LAW])} if LAW in figures else {}
-    return {**figures, **law}
 
 
 def law_figure(record: RegionRecord) -> dict[str, str]:
@@ -149,7 +145,13 @@ def parse(content: str) -> Entries:
     Raises:
         BaselineError: ``line 3: ...``, with what is wrong there and what to do.
     """
-    _refuse_conflict(content)
+    conflict = conflict_in(content)
+    if conflict is not None:
+        raise _wrong(
+            conflict[0],
+            f"an unresolved merge conflict ({conflict[1]!r})",
+            "keep the lines of one side, then measure again with --cka-memory-update-baseline",
+        )
     elements = _elements(content)
     line, header = next(elements)
     _check_header(line, header)
@@ -165,17 +167,6 @@ def parse(content: str) -> Entries:
 
 def _wrong(line: int, problem: str, remedy: str = _REPAIR) -> BaselineError:
     return BaselineError(f"line {line}: {problem}; {remedy}")
-
-
-def _refuse_conflict(content: str) -> None:
-    conflict = conflict_in(content)
-    if conflict is not None:
-        line, text = conflict
-        raise _wrong(
-            line,
-            f"an unresolved merge conflict ({text!r})",
-            "keep the lines of one side, then measure again with --cka-memory-update-baseline",
-        )
 
 
 def _elements(content: str) -> Iterator[tuple[int, Any]]:

@@ -3,11 +3,10 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pytest_cka_memory.core.conditions import Conditions, Fingerprint, conditions_of, fingerprint_of
+from pytest_cka_memory.core.conditions import Conditions, Fingerprint, machines_of
 from pytest_cka_memory.core.decoder import (
     RepeatedKeyError,
     ShapeError,
@@ -82,15 +81,12 @@ class HistorySession:
 def session_of(report: Report, commit: str | None, uncommitted: bool) -> HistorySession:
     """Return what the history keeps of a session: every region that ran to its end."""
     regions: dict[tuple[Fingerprint, Conditions | None], list[HistoryRegion]] = {}
-    prints = {
-        worker: (fingerprint_of(facts), conditions_of(facts))
-        for worker, facts in report.facts.items()
-    }
+    machines = machines_of(report.facts)
     for result in report.results:
-        if result.record.completed and result.worker in prints:
+        if result.record.completed and result.worker in machines:
             figures = rounded_figures(result.record)
             region = HistoryRegion(result.nodeid, result.record.label, figures)
-            regions.setdefault(prints[result.worker], []).append(region)
+            regions.setdefault(machines[result.worker], []).append(region)
     devices = tuple(
         HistoryDevice(*on, tuple(found), dict(conditions) if conditions else None)
         for (on, conditions), found in regions.items()
@@ -104,23 +100,13 @@ def read(path: Path) -> list[HistorySession]:
     Raises:
         ReportError: naming the file, the line and what is wrong with it.
     """
-    content = bytes_of(path, ReportError)
-    try:
-        sessions = list(_sessions(content))
-    except ReportError as error:
-        raise ReportError(f"cannot use {path}, {error}") from None
+    sessions = []
+    for number, line in enumerate(bytes_of(path, ReportError).split(b"\n"), 1):
+        try:
+            sessions += [_session(line)] if line.strip() else []
+        except ReportError as error:
+            raise ReportError(f"cannot use {path}, line {number}: {error}") from None
     return sorted(sessions, key=lambda session: session.date)
-
-
-def _sessions(content: bytes) -> Iterator[HistorySession]:
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.strip():
-            try:
-                yield _session(line.decode("utf-8"))
-            except UnicodeDecodeError:
-                raise ReportError(f"line {number}: not UTF-8; remove the line") from None
-            except ReportError as error:
-                raise ReportError(f"line {number}: {error}") from None
 
 
 def _refuse_negative(session: HistorySession) -> None:
@@ -131,7 +117,11 @@ def _refuse_negative(session: HistorySession) -> None:
                     raise ShapeError("a whole number of bytes, 0 or more", size).within(name)
 
 
-def _session(line: str) -> HistorySession:
+def _session(content: bytes) -> HistorySession:
+    try:
+        line = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ReportError("not UTF-8; remove the line") from None
     conflict = conflict_in(line)
     if conflict is not None:
         raise ReportError(

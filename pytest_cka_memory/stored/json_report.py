@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from pytest_cka_memory.core.decoder import (
     RepeatedKeyError,
@@ -18,9 +18,13 @@ from pytest_cka_memory.core.decoder import (
     unique_keys,
 )
 from pytest_cka_memory.core.figure_rows import Figure
-from pytest_cka_memory.core.figures import DERIVED, MEASURED
+from pytest_cka_memory.core.figures import DERIVED, MEASURED, RegionRecord
+from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, Sample
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.core.reserve import ReservePart
+from pytest_cka_memory.core.verdicts import Breach, Result, Unjudged
 from pytest_cka_memory.errors import ReportError
 
 SCHEMA = "pytest-cka-memory/1"
@@ -56,24 +60,59 @@ def _region(result: Result) -> dict[str, Any]:
 
 
 _TEMPLATE = Path(__file__).with_name("schema.json")
-_MEASURED_AFTER = "completed"
-_DERIVED_AFTER = "garbage"
+"""What the schema has besides types: descriptions, lowest values, and the words of enumerations."""
+_PARTS: Mapping[str, Any] = {
+    "region": RegionRecord,
+    "process_sample": ProcessSample,
+    "process": ProcessUse,
+    "sample": Sample,
+    "holding": Holding,
+    "breach": Breach,
+    "unjudged": Unjudged,
+    "reserve_part": ReservePart,
+    "refusal": Refusal,
+}
+_NAMES = {kind: name for name, kind in _PARTS.items()}
+_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
+_NOT_ALWAYS = frozenset({"extra", "law", "paths"})
+"""Keys that are absent if there is nothing to say."""
+_FIGURES_AFTER = {"completed": MEASURED, "garbage": DERIVED}
 
 
 def report_schema() -> dict[str, Any]:
     """Return the JSON Schema of reports, draft 2020-12."""
     schema: dict[str, Any] = json.loads(_TEMPLATE.read_text(encoding="utf-8"))
-    region = schema["$defs"]["region"]
-    properties: dict[str, Any] = {}
-    required: list[str] = []
-    for name, described in region["properties"].items():
-        properties[name] = described
-        required += [name] if name in region["required"] else []
-        after = {_MEASURED_AFTER: MEASURED, _DERIVED_AFTER: DERIVED}.get(name, ())
-        properties.update({figure.name: _described(figure) for figure in after})
-        required += [figure.name for figure in after]
-    schema["$defs"]["region"] = {**region, "properties": properties, "required": required}
+    for name, kind in _PARTS.items():
+        part = schema["$defs"][name]
+        hints = get_type_hints(Result) | get_type_hints(kind)
+        properties: dict[str, Any] = {}
+        for key, described in part["properties"].items():
+            known = described if "enum" in described else {**_type_of(hints[key]), **described}
+            properties[key] = known
+            figures = _FIGURES_AFTER.get(key, ()) if name == "region" else ()
+            properties.update({figure.name: _described(figure) for figure in figures})
+        required = [key for key in properties if key not in _NOT_ALWAYS]
+        schema["$defs"][name] = {
+            "type": "object",
+            "description": part["description"],
+            "required": required,
+            "properties": properties,
+        }
     return schema
+
+
+def _type_of(hint: Any) -> dict[str, Any]:
+    """Return the part of the schema that says of which type a field of a dataclass is."""
+    if type(None) in get_args(hint):
+        of = _type_of(get_args(hint)[0])
+        if "type" not in of:
+            return {"anyOf": [of, {"type": "null"}]}
+        return {**of, "type": [of["type"], "null"]}
+    if get_origin(hint) is tuple:
+        return {"type": "array", "items": _type_of(get_args(hint)[0])}
+    if hint in _NAMES:
+        return {"$ref": f"#/$defs/{_NAMES[hint]}"}
+    return {"type": _TYPES.get(hint, "object")}
 
 
 def _described(figure: Figure) -> dict[str, Any]:
@@ -107,7 +146,7 @@ def read(path: Path) -> Report:
         ReportError: if it cannot be read or is not a report; names the file and the place in it.
     """
     try:
-        return _report(_parse(_decoded(_bytes_of(path))))
+        return _report(_parse(_bytes_of(path)))
     except ReportError as error:
         raise ReportError(f"cannot read {path}: {error}") from None
 
@@ -127,27 +166,21 @@ def _bytes_of(path: Path) -> bytes:
     return content
 
 
-def _decoded(content: bytes) -> str:
+def _parse(content: bytes) -> Any:
     try:
-        return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-    except UnicodeDecodeError as error:
-        line = line_at(content, error.start)
-        raise ReportError(f"line {line}: not UTF-8 ({error.reason}); {_AGAIN}") from None
-
-
-def _parse(text: str) -> Any:
-    try:
+        text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
         return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        problem = f"line {line_at(content, error.start)}: not UTF-8 ({error.reason})"
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise ReportError(f"{place}: {error.msg}; {_AGAIN}") from None
+        problem = f"line {error.lineno}, column {error.colno}: {error.msg}"
     except RepeatedKeyError as error:
-        raise ReportError(f"{error}; {_AGAIN}") from None
+        problem = str(error)
     except RecursionError:
-        raise ReportError(f"nested more deeply than any report; {_AGAIN}") from None
+        problem = "nested more deeply than any report"
     except ValueError:
         problem = "a number with thousands of digits, which no figure has"
-        raise ReportError(f"{problem}; {_AGAIN}") from None
+    raise ReportError(f"{problem}; {_AGAIN}")
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -8,12 +8,11 @@ from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
-from tabulate import tabulate
-
 from pytest_cka_memory.core.conditions import FACTS, USUAL, Conditions
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.verdicts import Tolerance
 from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports.fitting import laid_out
 from pytest_cka_memory.reports.tables import share_of_change, sparkline
 from pytest_cka_memory.stored.history import HistoryDevice, HistorySession
 from pytest_cka_memory.units import counted, format_with_unit
@@ -63,6 +62,11 @@ class Step:
     """The first session with the new one."""
     confirmed: bool
     """Whether a later session has shown it again."""
+
+    @property
+    def rise_bytes(self) -> int:
+        """By how much the figure rose."""
+        return self.after.size_bytes - self.before.size_bytes
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,6 @@ def _lowest_from_here(sizes: Sequence[int]) -> list[int]:
 
 
 _BARS = 24
-_ALIGN = ("left", "left", "right", "left", "right", "right")
 
 
 def as_text(sessions: Sequence[HistorySession], tolerance: Tolerance, *, every: bool) -> str:
@@ -179,16 +182,7 @@ def as_text(sessions: Sequence[HistorySession], tolerance: Tolerance, *, every: 
 
 
 def _table(several: Sequence[Series]) -> Iterator[str]:
-    rows = iter(
-        tabulate(
-            [_cells(series) for series in several],
-            tablefmt="plain",
-            disable_numparse=True,
-            colalign=_ALIGN,
-        ).splitlines()
-        if several
-        else []
-    )
+    rows = iter(laid_out([_cells(series) for series in several], "llrlrr"))
     for (device, meter), of_device in groupby(several, key=lambda series: series.key[:2]):
         yield one_line(f"on {device} ({meter})")
         for region, of_region in groupby(of_device, key=lambda series: series.key.region):
@@ -211,7 +205,7 @@ def _cells(series: Series) -> list[str]:
 
 def _rises(several: Sequence[Series], tolerance: Tolerance) -> Iterator[str]:
     steps = [(series, step) for series in several for step in series.steps(tolerance)]
-    steps.sort(key=lambda pair: (pair[1].after.session.date, -_rise(pair[1])))
+    steps.sort(key=lambda pair: (pair[1].after.session.date, -pair[1].rise_bytes))
     for session, group in groupby(steps, key=lambda pair: pair[1].after.session):
         rises = list(group)
         yield one_line(f"rose at {session.name} ({session.day}){_notes(rises[0][1])}:")
@@ -240,10 +234,6 @@ def _notes(step: Step) -> str:
     if before.torch != after.torch:
         parts.append(f"torch {before.torch} -> {after.torch}")
     return "".join(f", {part}" for part in parts)
-
-
-def _rise(step: Step) -> int:
-    return step.after.size_bytes - step.before.size_bytes
 
 
 _ROW, _LEFT, _WIDTH, _PLOT = 44, 16, 880, 400

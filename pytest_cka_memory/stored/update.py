@@ -1,17 +1,18 @@
 """The file of baselines at the end of a session: updated or pruned on request; stale lines."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_cka_memory.core.conditions import conditions_of, fingerprint_of
+from pytest_cka_memory.core.conditions import machines_of
 from pytest_cka_memory.core.figures import COMPARED, rounded_figures
 from pytest_cka_memory.core.report import Report, file_of, is_fixture
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports.fitting import laid_out
 from pytest_cka_memory.stored import baselines
 from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures, Value, law_figure
 from pytest_cka_memory.stored.plan import BaselinePlan
@@ -60,15 +61,8 @@ def as_lines(changed: Sequence[BaselineChange]) -> list[str]:
     return [*lines[:half], f"  ... and {len(changed) - 2 * half} more", *lines[half:]]
 
 
-def _table(changed: Sequence[BaselineChange]) -> list[str]:
-    if not changed:
-        return []
-    from tabulate import tabulate  # takes 20 ms, so only if there is a change
-
-    rows = [list(_cells(change)) for change in changed]
-    align = ("left", "left", "right", "left", "right", "right", "left")
-    table = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align)
-    return [f"  {line}".rstrip() for line in table.splitlines()]
+def _table(changed: Iterable[BaselineChange]) -> list[str]:
+    return [f"  {line}".rstrip() for line in laid_out([[*_cells(it)] for it in changed], "llrlrrl")]
 
 
 def _cells(change: BaselineChange) -> Iterator[str]:
@@ -150,7 +144,10 @@ def _by_signature(entries: Mapping[BaselineKey, Figures]) -> dict[_Signature, li
 def _pairs(before: Iterable[str], after: Iterable[str], has_sizes: bool) -> dict[str, str]:
     left, new = list(before), list(after)
     new_names: dict[str, str] = {}
-    for part_of in (_test_of, file_of, *([_nothing] if has_sizes else [])):
+    # What must be equal: the name of the test, its file, and if figures are enough, nothing.
+    parts: list[Callable[[str], str]] = [lambda nodeid: nodeid.rpartition("::")[2], file_of]
+    parts += [lambda _: ""] if has_sizes else []
+    for part_of in parts:
         for part in {part_of(nodeid) for nodeid in left}:
             olds = [nodeid for nodeid in left if part_of(nodeid) == part]
             news = [nodeid for nodeid in new if part_of(nodeid) == part]
@@ -159,14 +156,6 @@ def _pairs(before: Iterable[str], after: Iterable[str], has_sizes: bool) -> dict
         left = [nodeid for nodeid in left if nodeid not in new_names]
         new = [nodeid for nodeid in new if nodeid not in new_names.values()]
     return new_names
-
-
-def _test_of(nodeid: str) -> str:
-    return nodeid.rpartition("::")[2]
-
-
-def _nothing(_: str) -> str:
-    return ""
 
 
 @dataclass(frozen=True)
@@ -299,7 +288,12 @@ class BaselineOutput:
             BaselineError: if the file has changed and cannot be read any more.
             ReportError: if the file cannot be written.
         """
-        measured = _by_device(report)
+        machines = machines_of(report.facts)
+        measured = [
+            (BaselineKey(result.nodeid, result.record.label, *machines[result.worker]), result)
+            for result in report.results
+            if result.worker in machines
+        ]
         if not (self.plan.updating or self.plan.pruning):
             return "\n".join(self._stale(self.plan.entries, report, measured))
         # Read again, because it may have changed: a file that cannot be read must not be replaced.
@@ -313,7 +307,10 @@ class BaselineOutput:
             lines += self._pruned(pruned, renamed)
             kept = {key: figures for key, figures in entries.items() if key not in pruned}
             entries = {**moved({key: entries[key] for key in pruned}, renamed), **kept}
-        lines += _named_renames(renamed)
+        lines += [
+            f"baseline: renamed (all figures are equal): {one_line(f'{before} -> {after}')}"
+            for before, after in sorted(renamed.items())
+        ]
         if entries != old:
             files.write_whole(self.plan.path, baselines.render(entries))
         return "\n".join([*lines, *self._stale(entries, report, measured)])
@@ -409,21 +406,3 @@ def _named(regions: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"  {one_line(f'{nodeid} {label}'.rstrip())}"
     if len(regions) > _MOST_NAMED:
         yield f"  ... and {len(regions) - _MOST_NAMED} more"
-
-
-def _named_renames(renamed: Mapping[str, str]) -> Iterator[str]:
-    for old, new in sorted(renamed.items()):
-        yield f"baseline: renamed (all figures are equal): {one_line(f'{old} -> {new}')}"
-
-
-def _by_device(report: Report) -> list[Measured]:
-    """Return each result with what identifies its line, because the cards of workers may differ."""
-    on = {
-        worker: (fingerprint_of(facts), conditions_of(facts))
-        for worker, facts in report.facts.items()
-    }
-    return [
-        (BaselineKey(result.nodeid, result.record.label, *on[result.worker]), result)
-        for result in report.results
-        if result.worker in on
-    ]

@@ -19,7 +19,7 @@ LONG = "test_training_step_of_a_large_network"
 
 
 def texts(results, width):
-    return [line.text for line in terminal.table(results, width)]
+    return [line.text for line in terminal.table(results, width)[0]]
 
 
 @pytest.mark.parametrize("width", [80, 100, 132])

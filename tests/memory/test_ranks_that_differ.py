@@ -27,7 +27,7 @@ def test_lowest_and_highest_figures_are_named_with_their_ranks(record):
     ranks[0] = replace(ranks[0], record=replace(ranks[0].record, retained_bytes=400))
     (text,) = differences(ranks)
     assert text.endswith("; retained from 0 (rank 1) to 400 B (rank 0)")
-    shown = " ".join(line.text for line in terminal.table(ranks, 300))
+    shown = " ".join(line.text for line in terminal.table(ranks, 300)[0])
     assert text in " ".join(shown.split())
 
 

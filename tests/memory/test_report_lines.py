@@ -48,7 +48,7 @@ def test_the_table_has_one_row_per_region(results: list[Result]) -> None:
     A name that is too long loses its middle. Files and classes are headings, so tests of the same
     name are told apart.
     """
-    lines = terminal.table(results, 100)
+    lines = terminal.table(results, 100)[0]
     assert [line.text for line in lines] == [
         "region                              batches  start    peak  increase  retained  growth/b"
         "  verdict",
@@ -85,7 +85,7 @@ def test_the_table_of_a_gpu_has_a_column_for_the_reserve(record: MakeRecord) -> 
         reserved_end_bytes=44 * MB,
     )
     rows = [judge("t.py::test_gpu", on_gpu, [ZERO]), judge("t.py::test_cpu", record(), [])]
-    lines = [line.text for line in terminal.table(rows, 100)]
+    lines = [line.text for line in terminal.table(rows, 100)[0]]
     assert lines == [
         "region         batches  start    peak  increase  retained  growth/b  reserved  timeline"
         "  verdict",
@@ -104,11 +104,11 @@ def test_column_of_the_host_is_shown_and_explained_only_if_it_is_not_zero(
 ) -> None:
     """The column of the host is shown and explained only if a region retains something there."""
     rows = [judge("t.py::test_a", record(host_retained_bytes=host_bytes), [ZERO])]
-    head, *_ = terminal.table(rows)
+    head, *_ = terminal.table(rows)[0]
     assert "host" not in head.text
     assert "host" not in " ".join(line.text for line in terminal.legend(SESSION, rows))
     rows.append(judge("t.py::test_b", record(host_retained_bytes=3 * MB), [ZERO]))
-    head, _, _file, one, other = terminal.table(rows)
+    head, _, _file, one, other = terminal.table(rows)[0]
     assert head.text.split()[-3:] == ["host", "timeline", "verdict"]
     assert one.text.split()[-2:] == ["-", "ok"]
     assert other.text.split()[-2:] == ["3.00", "ok"]
@@ -391,7 +391,7 @@ def test_a_table_that_is_too_wide_drops_the_timeline_before_it_cuts_names():
     )
     results = [judge("tests/test_gpu.py::test_it[512]", large, [ZERO])]
     results.append(judge("tests/test_gpu.py::test_failed", replace(large, completed=False), []))
-    lines = [line.text for line in terminal.table(results, 100)]
+    lines = [line.text for line in terminal.table(results, 100)[0]]
     assert max(map(len, lines)) <= 100
     assert "timeline" not in lines[0]
     assert "test_it[512] self-comparison" in lines[3]

@@ -7,9 +7,11 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from reports_made import SESSION, hostile, kept, one_of_each
 
-from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, Sample
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.reserve import ReservePart
 from pytest_cka_memory.limits import Breach, Unjudged
 from pytest_cka_memory.stored import json_report as json_writer
 from pytest_cka_memory.stored.json_report import report_schema
@@ -59,6 +61,10 @@ def test_the_schema_describes_exactly_the_keys_of_a_report():
         "holding": Holding,
         "breach": Breach,
         "unjudged": Unjudged,
+        "process": ProcessUse,
+        "process_sample": ProcessSample,
+        "reserve_part": ReservePart,
+        "refusal": Refusal,
     }.items():
         assert {field.name for field in fields(kind)} == described[name]
 

@@ -281,28 +281,22 @@ def timeline(chart: Chart) -> Iterator[str]:
     live = f"live {lowest} to {highest} above the level at entry"
     if chart.level:
         live = f"{lowest} to {highest} {chart.level}"
-    yield f"<figure class='chart'><p class='unit'>{chart.title}</p><div class='plot'>"
-    yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
-    yield f"aria-label='{counted(chart.batches, 'batch')}, {live}'>"
     growth = chart.growth_spots()
+    limits = list(zip(chart.limits, cycle(("limit", "limit second", "limit third")), strict=False))
+    below, drawn = [], [_path(chart.heights(peaks), "peak")] if peaks else []
+    drawn.append(_path(chart.heights(levels), "level"))
     if growth is not None:
-        yield f"<path class='warmup' d='M0,0H{growth[0]}V100H0z'/>"
-    for value, _ in chart.axis.ticks:
-        yield f"<path class='grid' d='M0,{100 - chart.axis.share(value):.2f}h100'/>"
-    if peaks:
-        yield _path(chart.heights(peaks), "peak")
-    yield _path(chart.heights(levels), "level")
-    if growth is not None:
-        _, left, right, reference, last, style, _ = growth
-        yield f"<path class='reference' d='M0,{100 - reference:.2f}H100'/>"
-        yield f"<path class='{style}' d='M{left},{100 - reference:.2f}L{right},{100 - last:.2f}'/>"
-    for line, style in zip(chart.limits, _limit_styles(), strict=False):
+        end, left, right, reference, last, style, _ = growth
+        below.append(f"<path class='warmup' d='M0,0H{end}V100H0z'/>")
+        drawn += [
+            f"<path class='reference' d='M0,{100 - reference:.2f}H100'/>",
+            f"<path class='{style}' d='M{left},{100 - reference:.2f}L{right},{100 - last:.2f}'/>",
+        ]
+    for line, style in limits:
         left, first, last = chart.spots(line)
-        yield f"<path class='{style}' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>"
-    yield "</svg>"
-    for value, text in chart.axis.ticks:
-        yield f"<span class='tick' style='bottom:{chart.axis.share(value)}%'>{text}</span>"
-    yield "</div>"
+        drawn.append(f"<path class='{style}' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>")
+    yield f"<figure class='chart'><p class='unit'>{chart.title}</p>"
+    yield from plot(chart.axis, f"{counted(chart.batches, 'batch')}, {live}", drawn, below)
     yield f"<p class='axis'><span>batch 1</span><span>batch {chart.batches:,}</span></p>"
     step = chart.points.step
     every = f", highest of every {step}" if step > 1 else ""
@@ -310,7 +304,7 @@ def timeline(chart: Chart) -> Iterator[str]:
     yield f"<figcaption><span class='key level'>{live} after each batch{every}</span> "
     if peaks:
         yield "<span class='key peak'>peak within it</span> "
-    for line, style in zip(chart.limits, _limit_styles(), strict=False):
+    for line, style in limits:
         yield f"<span class='key {style}'>{template.text(line.text)}</span> "
     if growth is not None:
         yield "<span class='key warmup'>not judged, with the warm-up</span> "
@@ -319,9 +313,25 @@ def timeline(chart: Chart) -> Iterator[str]:
     yield "</figcaption></figure>"
 
 
-def _limit_styles() -> Iterator[str]:
-    """Yield the styles of limits in a chart, so that neighbours look different."""
-    return cycle(("limit", "limit second", "limit third"))
+def plot(scale: Axis, label: str, drawn: Iterable[str], below: Iterable[str] = ()) -> Iterator[str]:
+    """Yield a plot with the lines of a grid and the labels of an axis.
+
+    Args:
+        scale: the vertical axis.
+        label: the picture in words, as HTML.
+        drawn: SVG above the grid, from 0 to 100 in both directions.
+        below: SVG below it.
+    """
+    yield "<div class='plot'><svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
+    yield f"aria-label='{label}'>"
+    yield from below
+    for value, _ in scale.ticks:
+        yield f"<path class='grid' d='M0,{100 - scale.share(value):.2f}h100'/>"
+    yield from drawn
+    yield "</svg>"
+    for value, text in scale.ticks:
+        yield f"<span class='tick' style='bottom:{scale.share(value)}%'>{text}</span>"
+    yield "</div>"
 
 
 def _path(shares: Sequence[float], name: str) -> str:
@@ -356,17 +366,11 @@ def picture(path: Sequence[Link]) -> Iterator[str]:
         style = "root" if number == 0 else "held" if number == len(path) - 1 else "object"
         drawn, top = _box(link.object, top, style)
         parts += drawn
-    label = template.text(path_in_words(path))
-    yield f"<svg viewBox='0 0 {_WIDTH} {top + 1}' role='img' aria-label='{label}'>"
+    steps = (f"{link.reference or 'on'} to {link.object}" for link in path[1:])
+    words = template.text(", then ".join([f"From {path[0].object}", *steps]))
+    yield f"<svg viewBox='0 0 {_WIDTH} {top + 1}' role='img' aria-label='{words}'>"
     yield from parts
     yield "</svg>"
-
-
-def path_in_words(path: Sequence[Link]) -> str:
-    """Return a path as text, for those who do not see the picture."""
-    first, *rest = path
-    steps = (f"{link.reference or 'on'} to {link.object}" for link in rest)
-    return ", then ".join([f"From {first.object}", *steps])
 
 
 def _box(text: str, top: int, style: str) -> tuple[list[str], int]:

@@ -40,6 +40,17 @@ _NOT_RECORDED = (
     "<section id='over-time'><p class='notice'>Memory over time is not drawn: this meter counts "
     "tensors, and only the blocks of an allocator are recorded.</p></section>"
 )
+_GROUPS = {
+    "retained": ("retained", "retained_bytes"),
+    "allocated and kept in several batches": ("grown", "growth_bytes_per_batch"),
+    "live at the peak": ("at_peak", "peak_bytes"),
+    "retained on the host": ("host_retained", "host_retained_bytes"),
+    "garbage in reference cycles": ("garbage", ""),
+    "private pools": ("pools", "pools_increase_bytes"),
+}
+"""Title -> the field of a record with such groups, and the figure that they explain."""
+_SEARCHED = ("retained", "grown", "host_retained")
+"""The fields of groups to which references are searched for."""
 _FIELDS = (
     *("name", "verdict", "outcome", "worker"),
     *(figure.name for figure in COLUMNS),
@@ -63,6 +74,11 @@ def render(report: Report) -> str:
         '<a href="#holders">What keeps memory</a> ': holders,
         '<a href="#over-time">Memory over time</a> ': timeline,
     }
+    notice = [f"<p class='notice'>{provenance.notice}</p>"] if provenance.notice else []
+    failed = (
+        f"<p class='notice breach'>FAILED: {template.text(problem)}</p>"
+        for problem in report.problems
+    )
     facts = (
         f"<dt>{template.text(name)}</dt><dd>{template.text(fact)}</dd>"
         for name, fact in summary.facts(report)
@@ -70,7 +86,7 @@ def render(report: Report) -> str:
     parts = {
         "TITLE": provenance.heading,
         "VERDICT": template.text(summary.verdict(report)),
-        "NOTICES": "\n".join(_notices(report, provenance.notice)),
+        "NOTICES": "\n".join([*notice, *failed]),
         "NAVIGATION": "".join(link for link, part in links.items() if part),
         "TIMELINE": timeline,
         "PROBLEMS": "\n".join(problem_section(groups)),
@@ -83,13 +99,6 @@ def render(report: Report) -> str:
         "SCRIPT": template.text_of("page.js"),
     }
     return template.fill("page.html", parts)
-
-
-def _notices(report: Report, notice: str) -> Iterator[str]:
-    if notice:
-        yield f"<p class='notice'>{template.text(notice)}</p>"
-    for problem in report.problems:
-        yield f"<p class='notice breach'>FAILED: {template.text(problem)}</p>"
 
 
 def _data(
@@ -138,17 +147,10 @@ def _row(result: Result, group: int | None) -> list[Any]:
 
 
 def _held(record: RegionRecord) -> Iterator[str]:
-    groups = {
-        "retained:": (record.retained, "retained_bytes"),
-        "allocated and kept in several batches:": (record.grown, "growth_bytes_per_batch"),
-        "live at the peak:": (record.at_peak, "peak_bytes"),
-        "retained on the host:": (record.host_retained, "host_retained_bytes"),
-        "garbage in reference cycles:": (record.garbage, ""),
-        "private pools:": (record.pools, "pools_increase_bytes"),
-    }
-    for title, (holdings, figure) in groups.items():
+    for title, (field, figure) in _GROUPS.items():
+        holdings = getattr(record, field)
         if holdings:
-            yield title
+            yield f"{title}:"
         at_peak = figure == "peak_bytes"
         if at_peak and (line := sentences.kinds_line(record, "peak_bytes")):
             yield line
@@ -272,15 +274,9 @@ def holder_section(results: Sequence[Result]) -> Iterator[str]:
 
 def _groups_with_paths(result: Result) -> list[tuple[str, Holding]]:
     """Return title and group of each picture of a region."""
-    record = result.record
-    titles = {
-        "retained": record.retained,
-        "allocated and kept in several batches": record.grown,
-        "retained on the host": record.host_retained,
-    }
     groups: dict[object, tuple[str, Holding]] = {}
-    for title, holdings in titles.items():
-        for holding in holdings:
+    for title, (field, _) in _GROUPS.items():
+        for holding in getattr(result.record, field) if field in _SEARCHED else ():
             if holding.paths:  # what grows is retained, too, and one picture of it is enough
                 groups.setdefault((holding.paths, holding.created_at), (title, holding))
     return list(groups.values())

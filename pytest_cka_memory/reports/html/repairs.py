@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_cka_memory.reports.html import template
-from pytest_cka_memory.reports.html.charts import axis
+from pytest_cka_memory.reports.html.charts import axis, plot
 from pytest_cka_memory.units import format_with_unit
 
 Levels = Sequence[tuple[float, int]]
@@ -19,13 +19,9 @@ def render(found: Sequence[Mapping[str, Any]]) -> str:
             ``budget_bytes``, and as ``pictures`` a name and the levels of each run, that of the
             test as it is first.
     """
-    return template.fill(
-        "repairs.html",
-        {
-            "TITLE": "What lowers the peak",
-            "STYLE": template.text_of("page.css"),
-            "SECTIONS": "\n".join(line for each in found for line in _section(each)),
-        },
+    sections = "\n".join(line for each in found for line in _section(each))
+    return template.plain_page(
+        "What lowers the peak", "", sections, template.text_of("repairs.css")
     )
 
 
@@ -49,35 +45,25 @@ def _picture(
     limits = [] if budget_bytes is None else [budget_bytes]
     sizes = [level for _, run in runs for _, level in run["levels"]]
     scale = axis([0, *sizes, *limits])
-    peaks = [f"{run['name']}: {format_with_unit(_highest(run['levels']))}" for _, run in runs]
-    yield f"<figure class='chart over-time'><p class='unit'>{scale.unit}</p><div class='plot'>"
-    yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
-    yield f"aria-label='{template.text('; '.join(peaks))}'>"
-    for value, _ in scale.ticks:
-        yield f"<path class='grid' d='M0,{100 - scale.share(value):.2f}h100'/>"
+    highest = (max(level for _, level in run["levels"]) for _, run in runs)
+    peaks = [
+        f"{run['name']}: {format_with_unit(peak)}"
+        for (_, run), peak in zip(runs, highest, strict=True)
+    ]
+    drawn = []
     for style, run in runs:
-        spots = (f"{100 - scale.share(level):.2f}H{end:.2f}" for end, level in _steps(run))
-        yield f"<path class='{style}' d='M0,{'V'.join(spots)}'/>"
+        # Each level lasts to the moment of the next.
+        ends = [*(moment for moment, _ in run["levels"][1:]), 100.0]
+        steps = zip(ends, (level for _, level in run["levels"]), strict=True)
+        spots = (f"{100 - scale.share(level):.2f}H{end:.2f}" for end, level in steps)
+        drawn.append(f"<path class='{style}' d='M0,{'V'.join(spots)}'/>")
     for limit in limits:
-        yield f"<path class='limit' d='M0,{100 - scale.share(limit):.2f}h100'/>"
-    yield "</svg>"
-    for value, text in scale.ticks:
-        yield f"<span class='tick' style='bottom:{scale.share(value)}%'>{text}</span>"
-    yield "</div>"
+        drawn.append(f"<path class='limit' d='M0,{100 - scale.share(limit):.2f}h100'/>")
+    yield f"<figure class='chart over-time'><p class='unit'>{scale.unit}</p>"
+    yield from plot(scale, template.text("; ".join(peaks)), drawn)
     yield "<p class='axis'><span>first allocation</span><span>last release</span></p><figcaption>"
     for (style, _), peak in zip(runs, peaks, strict=True):
         yield f"<span class='key {style}'>{template.text(peak)}</span> "
     for limit in limits:
         yield f"<span class='key limit'>budget: {format_with_unit(limit)}</span> "
     yield "</figcaption></figure>"
-
-
-def _highest(levels: Levels) -> int:
-    return max(level for _, level in levels)
-
-
-def _steps(run: Mapping[str, Any]) -> Iterator[tuple[float, int]]:
-    """Yield levels with the moment at which each ends."""
-    levels = run["levels"]
-    ends = [moment for moment, _ in levels[1:]]
-    yield from zip([*ends, 100.0], (level for _, level in levels), strict=True)

@@ -36,18 +36,38 @@ def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
     limit = start + breach.allowed_bytes
     end = max(total, limit, 1)
     title = "Live at the peak" if is_peak else "Retained"
-    yield f"<figure class='owners'><p class='unit'>{title}: {format_with_unit(total)}, by owner</p>"
-    yield "<div class='stack' aria-hidden='true'>"
-    rows = list(_owner_rows(holdings, total))
-    yield from _parts(rows, end)
-    yield f"<b style='left:{100 * limit / end:.2f}%'></b></div><ul>"
-    yield from _legend(rows, "code")
     on_entry = f", {format_with_unit(start)} of them live at entry" if start else ""
-    yield (
+    yield from _stack(
+        f"{title}: {format_with_unit(total)}, by owner",
+        list(_owner_rows(holdings, total)),
+        end,
+        "code",
+        f"<b style='left:{100 * limit / end:.2f}%'></b>",
         f"<li><i class='limit'></i><span>{format_with_unit(limit)}</span>"
-        f"<span>allowed by <code>{template.text(breach.limit)}</code>{on_entry}</span></li>"
+        f"<span>allowed by <code>{template.text(breach.limit)}</code>{on_entry}</span></li>",
     )
-    yield "</ul></figure>"
+
+
+def _stack(
+    title: str, rows: Sequence[Row], end: float, element: str, mark: str = "", last: str = ""
+) -> Iterator[str]:
+    """Yield a figure of rows as parts of one bar, with a legend.
+
+    Args:
+        title: as text.
+        rows: the parts.
+        end: bytes of the whole width.
+        element: what has the texts in the legend, such as ``code``.
+        mark: HTML above the bar.
+        last: HTML after the legend.
+    """
+    yield f"<figure class='owners'><p class='unit'>{template.text(title)}</p>"
+    yield "<div class='stack' aria-hidden='true'>"
+    for number, (size, _, name) in enumerate(rows):
+        yield f"<i class='{name or f'c{number}'}' style='width:{100 * size / end:.2f}%'></i>"
+    yield f"{mark}</div><ul>"
+    yield from _legend(rows, element)
+    yield f"{last}</ul></figure>"
 
 
 def _owner_rows(holdings: Sequence[Holding], total: float) -> Iterator[tuple[float, str, str]]:
@@ -64,11 +84,6 @@ def _owner_rows(holdings: Sequence[Holding], total: float) -> Iterator[tuple[flo
     rest = total - sum(holding.bytes for holding in holdings)
     if rest > 0:
         yield rest, "not recorded", "others"
-
-
-def _parts(rows: Sequence[Row], end: float) -> Iterator[str]:
-    for number, (size, _, name) in enumerate(rows):
-        yield f"<i class='{name or f'c{number}'}' style='width:{100 * size / end:.2f}%'></i>"
 
 
 def _legend(rows: Sequence[Row], element: str) -> Iterator[str]:
@@ -98,12 +113,7 @@ def reserve(record: RegionRecord) -> Iterator[str]:
         rows = [row for row in rows if row[0]]
         where = f", {place_of(part)}" if len(record.reserve) > 1 else ""
         title = f"Reserve {record.reserve_moment}: {format_with_unit(part.reserved_bytes)}{where}"
-        yield f"<figure class='owners'><p class='unit'>{template.text(title)}</p>"
-        yield "<div class='stack' aria-hidden='true'>"
-        yield from _parts(rows, end)
-        yield "</div><ul>"
-        yield from _legend(rows, "span")
-        yield "</ul></figure>"
+        yield from _stack(title, rows, end, "span")
     if len(record.reserve) > len(parts):
         yield f"<p>And {counted(len(record.reserve) - len(parts), 'smaller pool')}.</p>"
 

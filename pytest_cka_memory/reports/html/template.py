@@ -1,10 +1,10 @@
-"""Texts and data in HTML, and how placeholders such as ``{{TITLE}}`` of a template are filled.
+"""Texts, tables and data in HTML, and how placeholders such as ``{{TITLE}}`` are filled.
 
 Templates, styles and scripts are files beside this module.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,54 @@ def fill(name: str, parts: Mapping[str, str]) -> str:
         placeholder, _, following = text_after.partition("}}")
         filled += [parts[placeholder], following]
     return "".join(filled)
+
+
+def plain_page(heading: str, verdict: str, main: str, style: str = "") -> str:
+    """Return a page without scripts.
+
+    Args:
+        heading: what the page is about.
+        verdict: the outcome in one line, below the heading; empty if there is none.
+        main: the content, as HTML.
+        style: styles beside those of all pages.
+    """
+    parts = {
+        "TITLE": text(f"{heading}: {verdict}" if verdict else heading),
+        "STYLE": f"{text_of('page.css')}{style}",
+        "HEADING": heading,
+        "HEADLINE": f'<p class="headline">{text(verdict)}</p>' if verdict else "",
+        "MAIN": main,
+    }
+    return fill("plain.html", parts)
+
+
+def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+    """Return a table of which each row is a card of its own on a narrow page.
+
+    Args:
+        columns: title -> the class of its cells: ``name`` for what names a row, ``word`` and
+            ``result`` for text, empty for figures.
+        rows: HTML for each cell of each row.
+        note: the last row, as text; empty if there is none.
+    """
+    heads = (
+        f"<th scope='col'{' class=word' if kind else ''}>{title}</th>"
+        for title, kind in columns.items()
+    )
+    lines = [f"<tr>{''.join(map(_cell, columns.items(), row))}</tr>" for row in rows]
+    if note:
+        lines.append(f"<tr><td class='name' colspan='{len(columns)}'>{note}</td></tr>")
+    top = (
+        f"<div class='scroll'><table class='cards'><thead><tr>{''.join(heads)}</tr></thead><tbody>"
+    )
+    return "\n".join([top, *lines, "</tbody></table></div>"])
+
+
+def _cell(column: tuple[str, str], content: str) -> str:
+    title, kind = column
+    style = f" class='{kind}'" if kind else ""
+    label = "" if kind == "name" else f" data-label='{title}'"
+    return f"<td{style}{label}>{content}</td>"
 
 
 def embedded(data: Any) -> str:
