@@ -1,4 +1,4 @@
-"""What a batch says of its samples: their axis and their number, and which tokens are padding.
+"""Find the samples of a batch: which axis they are in, how many, and which tokens are padding.
 
 By default the samples are in axis 0 of every tensor that the model gets. If these tensors disagree,
 nothing is chosen: the error shows the shapes, and ``CKA(samples=...)`` decides.

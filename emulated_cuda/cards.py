@@ -1,10 +1,10 @@
 """The cards that can be emulated: their memory, and what processes had of it beside the reserve.
 
-Beside the reserve of torch's allocator are the CUDA context, the kernels that were loaded until
-then, and what libraries allocate themselves: NCCL above all. Others published it: torch says it
-when memory runs out: "this process has ... in use", less what it says is allocated, and what is
-reserved but unallocated. No figure of an emulated card includes it; `CONTEXT_BYTES` is what the
-allocator can never have.
+Beside the reserve of torch's allocator, a process uses memory for the CUDA context, for kernels as
+they are loaded, and for what libraries allocate themselves, NCCL above all. How much is known from
+published messages of ``torch.OutOfMemoryError``: what "this process has ... in use", less what is
+allocated by PyTorch, and less what is reserved but unallocated. No figure of an emulated card
+includes this memory; `CONTEXT_BYTES` is what the allocator can never have.
 """
 
 from collections.abc import Mapping

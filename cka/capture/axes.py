@@ -103,7 +103,7 @@ class AxesOfLayers:
         return bool(names) and all(self._letters(name) for name in names)
 
     def use(self, probed: Probed) -> None:
-        """Use the shapes of new runs, for outputs that are not known, or not their tokens."""
+        """Decide all axes again from the shapes of new runs."""
         self.probed = probed
         self._known.clear()
 

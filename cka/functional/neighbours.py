@@ -4,8 +4,8 @@ Both are of Huh et al. 2024 ("The Platonic Representation Hypothesis", arXiv 240
 published code computes them: the features of each sample are scaled to length 1, and the neighbours
 of a sample are the k others with the highest inner products.
 
-Neighbours in a batch are others than those among all samples, so neither measure has an unbiased
-estimate from minibatches: the features of all samples are needed at once.
+A sample's neighbours within a batch differ from those among all samples, so neither measure has an
+unbiased estimate from minibatches: the features of all samples are needed at once.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _compared(loaded: Loaded) -> tuple[object, ...]:
 
 
 def _described(loaded: Loaded, other: Loaded) -> str:
-    """Describe a device; its values and events only where those of the other differ."""
+    """Describe a device in words; name its values and events only if `other` differs in them."""
     values = late = ""
     if loaded.late_events != other.late_events:
         late = ", events late" if loaded.late_events else ", events at once"

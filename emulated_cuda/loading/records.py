@@ -161,7 +161,8 @@ class _Recorder:
         if "multiprocessing.util" in sys.modules:
             from multiprocessing import util
 
-            # A forked process of multiprocessing ends without atexit, and forgets earlier ones.
+            # A process that multiprocessing forks runs its own finalizers at its end, not those of
+            # atexit, and drops finalizers that its parent has registered: so register in it again.
             util.register_after_fork(self, _Recorder.end_with_multiprocessing)
             self.end_with_multiprocessing()
 

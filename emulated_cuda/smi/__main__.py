@@ -49,7 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         return _NO_DEVICE
     pause = _pause(options)
     if sys.stderr.isatty() and (options.list or options.format):
-        # What programs read has no room for it. People see it.
+        # Lists and queries are often parsed by programs, so their text stays as it is on a card.
+        # A person at a terminal gets the note that the card is emulated on stderr.
         print(f"nvidia-smi: {output.NOTE}", file=sys.stderr)
     while True:
         for line in _lines(options, nvml, devices):

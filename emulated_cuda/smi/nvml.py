@@ -155,5 +155,5 @@ class Device:
     def _name_of(self, process: int) -> str:
         try:
             return self.nvml.text("nvmlSystemGetProcessName", ctypes.c_uint(process)) or "[N/A]"
-        except DeviceError:  # it has ended
+        except DeviceError:  # the process has ended meanwhile
             return "[Not Found]"

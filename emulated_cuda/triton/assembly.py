@@ -213,7 +213,7 @@ def _permute(instruction: _Instruction, values: Registers) -> torch.Tensor:
 
 
 def _logic(instruction: _Instruction, values: Registers) -> torch.Tensor:
-    """Any function of three bits, by its table."""
+    """Compute ``lop3``: a function of three bits, whose table of eight results is an operand."""
     a, b, c = (_read(values, name, torch.int32) for name in instruction.operands[1:4])
     table, result = int(instruction.operands[4], 0), torch.zeros_like(a)
     for case in range(8):

@@ -1,6 +1,6 @@
-"""Branches, loops and calls (dialects ``scf`` and ``cf``, ``tt.call``), and what a kernel says.
+"""Branches, loops and calls (dialects ``scf`` and ``cf``, ``tt.call``), prints and assertions.
 
-That is ``device_print`` and ``device_assert``.
+A kernel prints by ``device_print`` and asserts by ``device_assert``.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def branch(op: Operation) -> Compute:
         for meets, code in zip((condition, ~condition), codes, strict=False):
             mask = programs.narrowed(meets)
             if not mask.any() and (found or code is not codes[-1] or not op.results):
-                continue  # one of the two must give values
+                # No program takes this branch. The last one is run all the same if none was run so
+                # far: its results have the right shapes, and an `if` with results must return some.
+                continue
             programs.active = None if mask.all() else mask
             found.append((mask, programs.given(programs.run(code, values), values)))
             programs.active = outer

@@ -84,7 +84,7 @@ def compare_and_swap(op: Operation) -> Compute:
 
 @operation("tt.atomic_poll")
 def wait_for_value(op: Operation) -> Compute:
-    """Whether elements in memory are those that are waited for; with a time limit it may be no."""
+    """Whether elements in memory have the expected values; without a time limit they must."""
     dtype = pointee_of(op).dtype
 
     def compute(

@@ -1,4 +1,4 @@
-"""Kernels that Triton has compiled, and what each launch of one computes, from any launcher."""
+"""Note the kernels that Triton compiles, and compute each launch of one, from any launcher."""
 
 from __future__ import annotations
 

@@ -252,7 +252,9 @@ def _unsigned_division(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, 
     x, y = unsigned(a), _not_zero(unsigned(b))
     quotient = torch.div(x, y, rounding_mode="floor")
     if a.dtype is torch.int64:
-        # With a large divisor the quotient is 0 or 1. With a large dividend: half of it first.
+        # torch has no unsigned int64, so numbers from 2**63 on are negative here. A divisor from
+        # 2**63 on goes into a dividend once at most. For a smaller one, half of the dividend is
+        # divided, which is not negative, and the doubled quotient is at most 1 too small.
         half = torch.div(
             shifted_right(x, torch.tensor(1)), y.abs().clamp_min(1), rounding_mode="floor"
         )

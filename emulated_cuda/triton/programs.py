@@ -63,10 +63,11 @@ def spare_operands(operations: list[Operation], released: list[list[str]]) -> li
         if op.name in INTO_OPERANDS or op.name in _TAKES_NEW_MEMORY
         for name in op.results
     }
-    # What another operation may return as it is, or a view of it, is not a value's own memory.
+    # An operation may return its operand unchanged, or a view of it. Two values then share memory,
+    # and a result written over one would change the other: so its operands are not overwritten.
     for op in operations:
         if op.name not in INTO_OPERANDS and op.name not in _KEEPS_NO_VIEW:
-            own.difference_update(uses(op))  # a region may give a value as it is
+            own.difference_update(uses(op))  # a region, too, may return a value of its outer block
     return [
         tuple(at for at, name in enumerate(op.operands) if name in own.intersection(names))
         if _writes_into_operands(op)
@@ -119,7 +120,8 @@ class Step:
         if self.into_operand is not None:
             for at in self.spare:
                 room = operands[at]
-                # A value that is the same in all programs is kept once, which has no room for many.
+                # An operand that is equal in all programs has one row of memory, which is too small
+                # for a result with one row for each program.
                 if self._takes_result(room) and all(
                     tensor.shape[0] <= room.shape[0] for tensor in tensors
                 ):
@@ -127,7 +129,7 @@ class Step:
         return self.compute(programs, *tensors)
 
     def _takes_result(self, room: Any) -> bool:
-        # The elements of a progression are not its own: it keeps them for others.
+        # A progression keeps its elements for later readers, so no result may overwrite them.
         return type(room) is torch.Tensor and room.dtype is self.dtype and room.is_contiguous()
 
 

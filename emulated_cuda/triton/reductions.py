@@ -150,8 +150,9 @@ def reduce(op: Operation) -> Compute:
             return [usual(operands[0], axis)]
         operands = same_length(*operands)
         while (length := operands[0].shape[axis]) > 1:
-            # A length is a power of 2. On a card the pairs are others, with the same result if the
-            # function is associative and, for positions of equal elements, compares them.
+            # A length is a power of 2, so it can be halved. A card combines other pairs. The result
+            # is the same if the function is associative; one that returns the position of a maximum
+            # must also compare positions, because equal elements meet in another order.
             half = length // 2
             left = [value.narrow(axis, 0, half) for value in operands]
             right = [value.narrow(axis, half, half) for value in operands]

@@ -59,7 +59,7 @@ def product(op: Operation) -> Compute:
         steps = a.steps
         if not a.is_one_number:
             factor = b.number
-            if factor is None:  # the steps of each program are others
+            if factor is None:  # a factor for each program: a progression has the same steps in all
                 return NotImplemented
             steps = tuple(step * factor for step in steps)
         return Progression(a.base * b.base, steps, a.shape)

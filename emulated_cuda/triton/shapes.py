@@ -226,7 +226,9 @@ def splat(op: Operation) -> Compute:
     def compute(programs: Programs, a: torch.Tensor) -> Any:
         if a.dtype.is_floating_point or not shape:
             return a.view(-1, *ones).expand(-1, *shape)
-        if a.dtype is torch.bool and a.all():  # such as that a program's row is in the matrix
+        # A mask is often true in every program, such as "the row is inside the matrix". Kept once,
+        # it is recognized as true for all elements, and loads and stores need no mask.
+        if a.dtype is torch.bool and a.all():
             a = a[:1]
         return Progression(a, steps, shape)
 

@@ -1,8 +1,8 @@
-"""A kernel in Triton's intermediate code, and the table of what each operation of it does.
+"""A kernel in Triton's intermediate code (TTIR), and the table of what computes each operation.
 
-A kernel has types, operations, blocks and functions. The table has a row per operation, added by
-the modules that compute them. Two errors: a kernel that is not computed, and one that ends as it
-would on a card.
+A kernel consists of types, operations, blocks and functions. The table has one row for each
+operation; the modules that compute operations add the rows. A kernel can raise two errors:
+:class:`NotComputed` if it cannot be computed here, :class:`KernelError` if it would fail on a card.
 """
 
 from __future__ import annotations

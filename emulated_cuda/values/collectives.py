@@ -1,4 +1,4 @@
-"""Collectives of ranks: with values only what is known may be sent; without, objects go over Gloo.
+"""Collectives of ranks: refuse to send values that were not computed; send objects over Gloo.
 
 NCCL moves the bytes itself. What a rank receives is known, because no rank sends a value that was
 not computed: the library asks here before each call. ``all_gather_object`` and its like send

@@ -50,7 +50,7 @@ def instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
     def prepared(key: str, value: Any) -> Any:
         if key not in written or not isinstance(value, torch.Tensor):
             return on_cpu(value)
-        # Not the size that torch's operator left it with: it may not have come so far.
+        # An `out` starts empty: torch's operator may have failed before it resized the tensor.
         fresh = torch.empty(0, dtype=value.dtype) if key in outs else own_output(value)
         targets.append((value, fresh))
         return fresh

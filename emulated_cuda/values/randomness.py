@@ -142,7 +142,8 @@ def seeds_of_replay(
         for step, form in zip(steps, forms, strict=True):
             seeds[step] = mixed(generator.initial_seed(), at)
             at += by[form]
-        if at > after:  # of operators that torch does not advance it for
+        # Some operators draw here for which torch does not advance the offset: it is advanced now.
+        if at > after:
             generator.set_offset(at)
     return seeds
 

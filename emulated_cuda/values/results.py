@@ -277,7 +277,7 @@ def _is_written(result: torch.Tensor, computed: Any) -> bool:
 
 
 def plain(computed: Any) -> Any:
-    """Return what was computed as tensors, where the device has returned no form to fit."""
+    """Return computed values as plain tensors, for results that the device did not allocate."""
     if isinstance(computed, Everywhere):
         return torch.tensor(computed.number)
     if isinstance(computed, Fitted):
@@ -303,7 +303,8 @@ def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> bool:
         return _write_nested(result, computed)
     if result.shape != computed.shape:
         if result.numel() == 0 or computed.numel() == 0:
-            return result.numel() == 0  # only one of the two returns it
+            # Either device may leave a result out. If the CPU did, there is no value to write.
+            return result.numel() == 0
         raise ShapeError(f"{tuple(computed.shape)} computed for {tuple(result.shape)}")
     if result.is_quantized:
         return _write_quantized(result, computed)

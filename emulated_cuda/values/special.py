@@ -93,7 +93,7 @@ def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
         if staleness.is_possible():
             staleness.check((args, kwargs))
         results = None
-        # What it reads back in between was not computed, so it may fail for no fault of the user.
+        # It may read back what its own kernels have not written, and fail without a user's mistake.
         with contextlib.suppress(Unavailable, RuntimeError, IndexError, ValueError):
             if not written:
                 results = operators.run(original, keyset, args, kwargs)
@@ -113,9 +113,9 @@ def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
             )
             if not written and _is_written(results, computed):
                 return _known(results, named)
-            results = None  # it has another size than the values ask for
+            results = None  # torch's operator could not know the size, which depends on values
             if not written and not any(True for _ in tensors_in(computed)):
-                return computed  # a number
+                return computed  # a Python number, which needs no memory of the device
             for key in written:
                 if named.get(key) is not None:
                     _copy_back(named[key], on_host[key])
@@ -134,7 +134,7 @@ def _uploaded(computed: Any, named: Any) -> Any:
 
 def _known(results: Any, named: Any) -> Any:
     """Return new results, of which a kernel that ran earlier has written nothing."""
-    if staleness.is_possible():  # of the arguments it was checked before
+    if staleness.is_possible():  # the arguments were checked before, so none makes these stale
         staleness.propagate((), results, given=named)
     return results
 

@@ -73,7 +73,7 @@ def forget() -> None:
 def ignored_work() -> Iterator[None]:
     """Ignore kernels that run in this context: their operator's result is written afterwards."""
     global _ignoring, _known_work
-    is_possible()  # what has run before counts
+    is_possible()  # notes unknown kernels that ran before this context: those are not ignored
     _ignoring += 1
     try:
         yield
@@ -216,7 +216,7 @@ def _block_of(address: int) -> tuple[int, int]:
 
 
 def _forget(ref: StorageWeakRef, storage: torch.UntypedStorage) -> None:
-    """Take a storage, and others of the same memory, for computed."""
+    """Treat a storage, and others with the same memory, as computed."""
     start = storage.data_ptr()
     _stale.pop(ref.cdata, None)
     for key, stale in list(_stale.items()):

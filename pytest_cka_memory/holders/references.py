@@ -1,8 +1,9 @@
 """References that the garbage collector does not see: of tensors, autograd nodes and NumPy arrays.
 
-Also those of objects of C++ that contain tensors (futures, TorchScript with its optimized code,
-DLPack capsules), the packed parameters of quantized modules, references that the collector sees but
-cannot name, such as those of a ``threading.local``, and the keys by which meters identify storages.
+Also the references of C++ objects that contain tensors (futures, TorchScript with its optimized
+code, DLPack capsules), the packed parameters of quantized modules, references that the collector
+sees but cannot name, such as those of a ``threading.local``, and the keys by which meters identify
+storages.
 """
 
 import contextvars

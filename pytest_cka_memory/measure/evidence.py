@@ -91,7 +91,7 @@ class Census(GarbageCounter):
     Args:
         meter: one that knows its blocks.
         mark: the moment of the meter at which the region began.
-        census: begun at the begin of the region.
+        census: begun when the region began.
         freed_with: returns what is freed with garbage.
         look: called with the garbage whenever some is found that keeps memory alive, and with the
             numbers of the allocations that are garbage.

@@ -1,4 +1,4 @@
-"""Attention of sequences of different lengths, one behind the other, or without a batch.
+"""Attention over packed sequences of different lengths, and over sequences without a batch.
 
 Tensors are (batch, positions, heads, size), or (positions of all, heads, size) with the first
 position of each sequence.
