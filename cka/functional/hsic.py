@@ -61,8 +61,8 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased
             "compute both from the same samples"
         )
     check_sample_count(len(gram_x), estimator)
-    one, other = real_float(gram_x), real_float(gram_y)
-    return hsic_products([one], [other], estimator)[0][0, 0].to("cpu", torch.float64)
+    of_x, of_y = real_float(gram_x), real_float(gram_y)
+    return hsic_products([of_x], [of_y], estimator)[0][0, 0].to("cpu", torch.float64)
 
 
 def check_estimator(estimator: str) -> None:

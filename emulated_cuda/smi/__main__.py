@@ -139,8 +139,11 @@ def _words(text: str) -> list[str]:
 
 def _check(reader: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     known: Mapping[str, object]
-    for given, known in ((options.query_gpu, FIELDS), (options.query_compute_apps, PROCESS_FIELDS)):
-        for name in given or ():
+    for requested, known in (
+        (options.query_gpu, FIELDS),
+        (options.query_compute_apps, PROCESS_FIELDS),
+    ):
+        for name in requested or ():
             if name not in known:
                 option = "compute-apps" if known is PROCESS_FIELDS else "gpu"
                 reader.error(

@@ -354,7 +354,7 @@ def inline_assembly(op: Operation) -> Compute:
         for value in operands if op.operands else ():
             pieces += _packed(value, pack)
         outputs = [_registers_of(dtype, pack) for dtype in dtypes]
-        values: Registers = {f"${sum(outputs) + i}": piece for i, piece in enumerate(pieces)}
+        values: Registers = {f"${sum(outputs) + i}": register for i, register in enumerate(pieces)}
         for instruction in instructions:
             _execute(instruction, values)
         unwritten = torch.zeros(operands[0].numel() // pack, dtype=torch.int32)

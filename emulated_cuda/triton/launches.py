@@ -301,12 +301,12 @@ def _propagate(kernel: Kernel, pointers: Any) -> None:
 
     Stale tensors that it has written in part, or may have, stay stale.
     """
-    found = [
+    read_and_written = [
         tensors_at(kernel.addresses(positions, pointers))
         for positions in (kernel.accessed.read | kernel.accessed.written, kernel.accessed.written)
     ]
-    read, written = (tensors or [] for tensors in found)
-    if None in found or not kernel.accessed.is_complete:
+    read, written = (tensors or [] for tensors in read_and_written)
+    if None in read_and_written or not kernel.accessed.is_complete:
         _library.emulated_note_work(f"{kernel.name} (which reads values not known)".encode())
     else:
         staleness.propagate(read, written)

@@ -218,10 +218,10 @@ def _high_bits_of_32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     shape = torch.broadcast_shapes(a.shape, b.shape)
     a = a.expand(shape).contiguous()
     b = b if is_one else b.expand(shape).contiguous()
-    found = torch.empty_like(a)
-    pointers = [ctypes.c_void_p(value.data_ptr()) for value in (a, b, found)]
+    upper = torch.empty_like(a)
+    pointers = [ctypes.c_void_p(value.data_ptr()) for value in (a, b, upper)]
     memory.functions().emulated_high_bits(*pointers, ctypes.c_int64(a.numel()), int(is_one))
-    return found
+    return upper
 
 
 def signed_high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -293,26 +293,26 @@ def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _count_bits(value: torch.Tensor) -> torch.Tensor:
-    found, left = torch.zeros_like(unsigned(value)), unsigned(value)
+    count, left = torch.zeros_like(unsigned(value)), unsigned(value)
     for at in range(bits_of(value)):
-        found += (left >> at) & 1
-    return found.to(value.dtype)
+        count += (left >> at) & 1
+    return count.to(value.dtype)
 
 
 def _leading_zeros(value: torch.Tensor) -> torch.Tensor:
     size = bits_of(value)
-    found = torch.full_like(unsigned(value), size)
+    zeros = torch.full_like(unsigned(value), size)
     for at in range(size):
-        found = torch.where((unsigned(value) >> at) & 1 == 1, size - 1 - at, found)
-    return found.to(value.dtype)
+        zeros = torch.where((unsigned(value) >> at) & 1 == 1, size - 1 - at, zeros)
+    return zeros.to(value.dtype)
 
 
 def _trailing_zeros(value: torch.Tensor) -> torch.Tensor:
     size = bits_of(value)
-    found = torch.full_like(unsigned(value), size)
+    zeros = torch.full_like(unsigned(value), size)
     for at in reversed(range(size)):
-        found = torch.where((unsigned(value) >> at) & 1 == 1, at, found)
-    return found.to(value.dtype)
+        zeros = torch.where((unsigned(value) >> at) & 1 == 1, at, zeros)
+    return zeros.to(value.dtype)
 
 
 elementwise(

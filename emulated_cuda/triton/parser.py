@@ -199,9 +199,9 @@ class _Parser:
     def _operation(self) -> Operation:
         line = self._next()
         results: list[str] = []
-        given = _RESULTS.match(line)
-        if given is not None:
-            results, line = _expanded(given[1]), line[given.end() :]
+        result_names = _RESULTS.match(line)
+        if result_names is not None:
+            results, line = _expanded(result_names[1]), line[result_names.end() :]
         name = _OPERATION.match(line)
         assert name is not None, line
         operation = Operation(name[1], results, [])

@@ -40,8 +40,8 @@ def chosen(mask: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tor
     # torch.where branches for each element; an exclusive or with the mask does not.
     bits = _BITS[dtype.itemsize]
     base = second.view(bits)
-    found = (first.view(bits) ^ base) * mask
-    return found.bitwise_xor_(base).view(dtype)
+    differing = (first.view(bits) ^ base) * mask
+    return differing.bitwise_xor_(base).view(dtype)
 
 
 _TAKES_NEW_MEMORY = {"tt.load"}
@@ -256,7 +256,7 @@ class Programs:
                 return results
         return step.run(self, operands, [as_tensor(value) for value in operands])
 
-    def given(self, end: Operation, values: Environment) -> list[Any]:
+    def values_passed(self, end: Operation, values: Environment) -> list[Any]:
         """Return the values that the end of a block passes on."""
         return [values[name] for name in end.operands]
 
@@ -290,8 +290,10 @@ class Programs:
             self.active = waiting[code.label]
             end = self.run(code, values)
             if end.name == "tt.return":
-                given = self.given(end, values)
-                returned = given if returned is None else self.merged(given, returned)
+                returned_here = self.values_passed(end, values)
+                returned = (
+                    returned_here if returned is None else self.merged(returned_here, returned)
+                )
             else:
                 self._branch(end, codes, values, waiting)
         self.active = outer
@@ -313,11 +315,11 @@ class Programs:
                 targets = targets[:1] if condition.item() else targets[1:]
             else:
                 masks = [self.narrowed(condition), self.narrowed(~condition)]
-        for (label, given), mask in zip(targets, masks, strict=True):
+        for (label, operands), mask in zip(targets, masks, strict=True):
             if mask is not None and not mask.any():
                 continue
             code = next(code for code in codes if code.label == label)
-            names = re.findall(r"%[\w$.#-]+", given.partition(" : ")[0])
+            names = re.findall(r"%[\w$.#-]+", operands.partition(" : ")[0])
             passed = [values[name] for name in names]
             if label not in waiting:
                 values.update(zip(code.arguments, passed, strict=True))

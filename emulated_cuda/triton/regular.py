@@ -79,8 +79,8 @@ def position_in_rows(op: Operation) -> Compute:
     def within_rows(first: torch.Tensor, number: int, a: Progression) -> torch.Tensor:
         offsets = a.offsets()
         row = torch.div(offsets, number, rounding_mode="floor")
-        found = row + first.view(-1, *[1] * len(a.shape)) if is_row else offsets - row * number
-        return found.expand(-1, *a.shape)
+        positions = row + first.view(-1, *[1] * len(a.shape)) if is_row else offsets - row * number
+        return positions.expand(-1, *a.shape)
 
     def compute(a: Progression, length: Progression) -> Any:
         number = length.number
@@ -97,8 +97,8 @@ def position_in_rows(op: Operation) -> Compute:
         if number & (number - 1):
             return NotImplemented
         elements = a.compact()
-        found = elements >> (number.bit_length() - 1) if is_row else elements & (number - 1)
-        return found.expand(-1, *a.shape)
+        positions = elements >> (number.bit_length() - 1) if is_row else elements & (number - 1)
+        return positions.expand(-1, *a.shape)
 
     return _both(compute)
 
@@ -149,9 +149,9 @@ def compare(op: Operation) -> Compute:
         if a.is_one_number and b.is_one_number:
             return Progression(function(a.base, b.base), a.steps, a.shape)
         if not a.wraps and not b.wraps:
-            found = _decided(name, a.limits(), b.limits())
-            if found is not None:
-                return Progression(_BITS[found], (0,) * len(a.shape), a.shape)
+            decided = _decided(name, a.limits(), b.limits())
+            if decided is not None:
+                return Progression(_BITS[decided], (0,) * len(a.shape), a.shape)
         return function(a.compact(), b.compact()).expand(-1, *a.shape)
 
     return _both(compute)
@@ -196,8 +196,8 @@ def both_masks(op: Operation) -> Compute:
 
 
 def _dtype(value: Any) -> torch.dtype:
-    found: torch.dtype = (value.base if type(value) is Progression else value).dtype
-    return found
+    dtype: torch.dtype = (value.base if type(value) is Progression else value).dtype
+    return dtype
 
 
 @on_progressions("arith.select")

@@ -33,8 +33,8 @@ def _towards_zero(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     is_larger = nearest.float().abs() > value.float().abs()
     bits = {1: torch.uint8, 2: torch.int16}[nearest.element_size()]
     below = (nearest.view(bits) - 1).view(dtype)  # the next number of smaller size
-    found = torch.where(is_larger, below.view(bits), nearest.view(bits))
-    return found.view(dtype)
+    truncated_bits = torch.where(is_larger, below.view(bits), nearest.view(bits))
+    return truncated_bits.view(dtype)
 
 
 @operation("arith.sitofp", "arith.uitofp")
@@ -319,8 +319,8 @@ def histogram(op: Operation) -> Compute:
         if mask is not None:
             a, counted = same_length(a, counted & mask)
         rows = torch.arange(len(a)).unsqueeze(1) * bins
-        found = torch.bincount((a + rows)[counted], minlength=len(a) * bins)
-        return found.view(len(a), bins).to(dtype)
+        counts = torch.bincount((a + rows)[counted], minlength=len(a) * bins)
+        return counts.view(len(a), bins).to(dtype)
 
     return compute
 

@@ -138,11 +138,11 @@ class Operation:
 
     def quoted(self) -> str:
         """Return the first text in quotes; empty if there is none."""
-        found = re.search(r'"((?:[^"\\]|\\.)*)"', self.text)
-        if found is None:
+        quotation = re.search(r'"((?:[^"\\]|\\.)*)"', self.text)
+        if quotation is None:
             return ""
         # MLIR writes special characters as two hexadecimal digits of each byte.
-        escaped = re.sub(rb"\\([0-9A-Fa-f]{2}|.)", _byte, found[1].encode())
+        escaped = re.sub(rb"\\([0-9A-Fa-f]{2}|.)", _byte, quotation[1].encode())
         return escaped.decode("utf-8", errors="replace")
 
     def integer(self, name: str) -> int:
@@ -151,15 +151,15 @@ class Operation:
         Raises:
             NotComputed: if the operation has none of this name.
         """
-        found = re.search(rf"\b{name} = (-?\d+)", self.attributes)
-        if found is None:
+        number = re.search(rf"\b{name} = (-?\d+)", self.attributes)
+        if number is None:
             raise NotComputed(f"{self.name} without {name}")
-        return int(found[1])
+        return int(number[1])
 
     def string(self, name: str) -> str:
         """Return an attribute such as ``symbol = "__nv_sin"``; empty if there is none."""
-        found = re.search(rf'\b{name} = "((?:[^"\\]|\\.)*)"', self.attributes)
-        return found[1] if found else ""
+        quotation = re.search(rf'\b{name} = "((?:[^"\\]|\\.)*)"', self.attributes)
+        return quotation[1] if quotation else ""
 
     def is_set(self, name: str) -> bool:
         """Whether an attribute is ``true``."""
@@ -211,11 +211,11 @@ def all_operations(blocks: list[Block]) -> Iterator[Operation]:
 
 def uses(op: Operation) -> set[str]:
     """Return the values that an operation needs, in its regions too."""
-    found = set(op.operands)
+    names = set(op.operands)
     for region in op.regions:
         for inner in all_operations(region):
-            found.update(inner.operands)
-    return found
+            names.update(inner.operands)
+    return names
 
 
 Compute = Callable[..., Any]

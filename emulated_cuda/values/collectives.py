@@ -36,12 +36,12 @@ def _over_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        group = given.get("group") or torch.distributed.group.WORLD
+        bound = signature.bind(*args, **kwargs).arguments
+        group = bound.get("group") or torch.distributed.group.WORLD
         if group is not None and "nccl" in torch.distributed.get_backend(group):
-            given["group"] = _twin(group)
-            given.pop("device", None)
-        return function(**given)
+            bound["group"] = _twin(group)
+            bound.pop("device", None)
+        return function(**bound)
 
     return call
 

@@ -236,4 +236,6 @@ def _offsets() -> dict[torch.Generator, int]:
     for number in _drawing - _generators.keys():
         draws = [step.draw for step in _steps.get(number, ()) if step.draw is not None]
         _generators[number] = randomness.share_generators(draws)
-    return {drawn: drawn.get_offset() for found in _generators.values() for drawn in found}
+    return {
+        drawn: drawn.get_offset() for generators in _generators.values() for drawn in generators
+    }

@@ -200,10 +200,10 @@ def _with_values(
     results: Any, computed: Any, args: Any, kwargs: Any, outs: Sequence[str] = ()
 ) -> Any:
     with on_the_cpu():
-        found = _written(results, computed, args, [kwargs[name] for name in outs])
+        written = _written(results, computed, args, [kwargs[name] for name in outs])
         if staleness.is_possible():  # the arguments were checked before, so none makes these stale
-            staleness.propagate((), found, given=(args, kwargs))
-    return found
+            staleness.propagate((), written, arguments=(args, kwargs))
+    return written
 
 
 def _written(results: Any, computed: Any, args: Any, targets: list[torch.Tensor]) -> Any:

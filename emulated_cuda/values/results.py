@@ -88,14 +88,14 @@ def _memory_of(dtype: torch.dtype) -> torch.Tensor:
     if not _memory:
         every_byte = (ctypes.c_char * _SIZE).from_address(_FIRST)
         _memory[torch.uint8] = frombuffer(every_byte, dtype=torch.uint8)
-    found = _memory.get(dtype)
-    if found is None:
+    memory = _memory.get(dtype)
+    if memory is None:
         storage = _memory[torch.uint8].untyped_storage()
-        found = torch.empty(0, dtype=dtype)
-        found.set_(storage, 0, (_SIZE // found.element_size(),), (1,))
-        _memory[dtype] = found
-        hide_from_searches(found, storage, _memory[torch.uint8])
-    return found
+        memory = torch.empty(0, dtype=dtype)
+        memory.set_(storage, 0, (_SIZE // memory.element_size(),), (1,))
+        _memory[dtype] = memory
+        hide_from_searches(memory, storage, _memory[torch.uint8])
+    return memory
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:

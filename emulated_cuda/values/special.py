@@ -135,7 +135,7 @@ def _uploaded(computed: Any, named: Any) -> Any:
 def _known(results: Any, named: Any) -> Any:
     """Return new results, of which a kernel that ran earlier has written nothing."""
     if staleness.is_possible():  # the arguments were checked before, so none makes these stale
-        staleness.propagate((), results, given=named)
+        staleness.propagate((), results, arguments=named)
     return results
 
 
@@ -146,7 +146,7 @@ def _is_written(results: Any, computed: Any) -> bool:
     if results.layout is not computed.layout or results.shape != computed.shape:
         return False
     pairs = list(zip(_parts(results), _parts(computed), strict=True))
-    if any(one.shape != other.shape or one.dtype != other.dtype for one, other in pairs):
+    if any(result.shape != other.shape or result.dtype != other.dtype for result, other in pairs):
         return False
     if results.layout is torch.sparse_coo and results.is_coalesced() != computed.is_coalesced():
         return False

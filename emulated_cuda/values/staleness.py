@@ -97,14 +97,16 @@ def _mark(values: Any, reason: str) -> None:
                 _stale[ref.cdata] = _Stale(ref, reason, start, start + storage.nbytes())
 
 
-def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool = False) -> None:
+def propagate(
+    inputs: Any, outputs: Any, *, arguments: Any = None, overwrites: bool = False
+) -> None:
     """Note results as stale if they were computed from stale values, otherwise as fresh.
 
     Args:
         inputs: what the operator has read.
         outputs: what it has written.
-        given: all of its arguments; storages of others are new, and fresh as a whole. By default
-            no output is new.
+        arguments: all arguments of the operator; an output with another storage is new, and fresh
+            as a whole. By default no output is new.
         overwrites: whether every element of the outputs was written, whatever they were before.
     """
     is_possible()
@@ -116,7 +118,7 @@ def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool 
     if reason is not None:
         mark(outputs, reason)
         return
-    old = None if given is None else {address for t in tensors_in(given) for address in _keys(t)}
+    old = None if arguments is None else {key for t in tensors_in(arguments) for key in _keys(t)}
     with _lock:
         _note_written(outputs, old)
 

@@ -200,8 +200,8 @@ def _sequences_backward(
         _parts(v, starts_k),
         strict=True,
     )
-    found = [backward(*part, bias, options) for part in split]
-    of_q, of_k, of_v, of_scores = zip(*found, strict=True)
+    gradients = [backward(*part, bias, options) for part in split]
+    of_q, of_k, of_v, of_scores = zip(*gradients, strict=True)
     joined = (_joined(list(parts), like) for parts, like in ((of_q, q), (of_k, k), (of_v, v)))
     return *joined, of_scores
 
