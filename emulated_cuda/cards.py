@@ -178,7 +178,7 @@ _ENOUGH = 2
 
 @dataclass(frozen=True)
 class Published:
-    """One process on a card."""
+    """A published figure: the memory that one process used beside the allocator's reserve."""
 
     card: str
     capability: tuple[int, int]

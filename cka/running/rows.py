@@ -122,5 +122,6 @@ def check_same_tokens(of_models: Sequence[TokenSamples | None]) -> None:
     raise InputError(
         f'pooling="tokens" needs the same tokens in both models, which have {counts} of a '
         "batch; select layers with the same tokens, or, if two tokenizers cut the text "
-        "differently, align the rows of both with cka.align_tokens and pass them to cka_from_features"
+        "differently, align the rows of both with cka.align_tokens and pass them to "
+        "cka_from_features"
     )

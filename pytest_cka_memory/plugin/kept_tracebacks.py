@@ -221,8 +221,8 @@ def _causes(error: BaseException) -> Iterator[tuple[str, BaseException]]:
     """Yield the exceptions that led to `error`, or are in its group, by how it references them."""
     parts = getattr(error, "exceptions", ())  # of an exception group
     members = list(enumerate(parts)) if type(parts) is tuple else []
-    given = [(f"given {number}", part) for number, part in members]  # in its args too
+    arguments = [(f"given {number}", part) for number, part in members]  # in its args too
     named = [("cause", error.__cause__), ("context", error.__context__)]
-    for name, part in [*named, *((f"part {number}", part) for number, part in members), *given]:
+    for name, part in [*named, *((f"part {number}", part) for number, part in members), *arguments]:
         if isinstance(part, BaseException):
             yield name, part

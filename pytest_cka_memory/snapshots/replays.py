@@ -284,17 +284,17 @@ def _wrong_segments(request_list: Requests, replayed: Replayed) -> int:
         (segment["bytes"], segment["is_small"], segment["blocks"])
         for segment in layout_of(request_list.beginning)
     ]
-    found = [
+    rebuilt = [
         (size, is_small, [tuple(block) for block in _merged(blocks)])
         for _, size, _, is_small, _, blocks in sorted(replayed.layout)
     ]
     # The order matters: of two blocks of one size, the allocator takes that at the lower address.
     # Only the address ranges of expandable segments lie anywhere.
     expandable = any(segment.is_expandable for segment in request_list.beginning.segments)
-    if wanted == found or (expandable and sorted(wanted) == sorted(found)):
+    if wanted == rebuilt or (expandable and sorted(wanted) == sorted(rebuilt)):
         return 0
     missing = Counter(map(_hashable, wanted))
-    missing.subtract(map(_hashable, found))
+    missing.subtract(map(_hashable, rebuilt))
     wrong = sum(number for number in missing.values() if number > 0)
     return max(1, wrong)
 

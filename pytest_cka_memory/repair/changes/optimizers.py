@@ -54,8 +54,8 @@ def _with_option(observed: Observed, name: str, value: bool, numbers: str) -> Ch
 
 
 def _edits(observed: Observed, edit: Callable[[Any], Edit | None]) -> tuple[Edit, ...] | None:
-    found = [None if site is None else edit(site) for site in observed.optimizers.values()]
-    return None if None in found or not found else tuple(each for each in found if each)
+    edits = [None if site is None else edit(site) for site in observed.optimizers.values()]
+    return None if None in edits or not edits else tuple(each for each in edits if each)
 
 
 @contextmanager
