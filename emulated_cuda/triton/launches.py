@@ -41,9 +41,9 @@ from emulated_cuda.values.computing import on_the_cpu
 from emulated_cuda.values.results import tensors_at
 
 _ELEMENTS_AT_ONCE = 2**19
-"""So many programs run at once that a value has this many elements: enough that the time of an
-operation is that of its arithmetic, and so few that a value stays in the cache and all values of a
-launch together take few MB."""
+"""Elements of a value for all programs that run at once. With so many, calling an operation costs
+little beside its arithmetic; with so few, a value stays in the processor's cache, and all values of
+a launch take a few MB."""
 
 
 @cache
@@ -206,7 +206,7 @@ def note_compiled(cubin: bytes, text: str) -> None:
 
 def _read_beside(key: int, path: bytes) -> None:
     """Read the text of a cubin that is loaded from Triton's cache."""
-    if key not in _texts:
+    if key not in _texts:  # Triton writes the text beside the cubin, with another suffix
         with contextlib.suppress(OSError, UnicodeDecodeError):
             file = Path(path.decode()).with_suffix(".ttir")
             _texts[key] = file.read_text(encoding="utf-8")

@@ -316,6 +316,7 @@ def _call_for_block(
     )
     if index >= 0:  # An access was refused. Only its message needs the addresses as elements.
         every = addresses.tensor()
+        # The index counts the accesses of all programs, if the library went through each of them.
         if len(base) < count and (active is not None or mask is not None or name == "store"):
             every = every.expand(count, *addresses.shape)
         check(programs, index, _VERBS[name], every.contiguous(), size)

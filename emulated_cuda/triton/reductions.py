@@ -146,6 +146,7 @@ def reduce(op: Operation) -> Compute:
 
     def compute(programs: Programs, values: Environment) -> Values:
         operands = [as_tensor(values[name]) for name in op.operands]
+        # Booleans are left out: a card adds single bits modulo 2, and torch does not.
         if usual is not None and operands[0].dtype is not torch.bool:
             return [usual(operands[0], axis)]
         operands = same_length(*operands)
@@ -224,6 +225,7 @@ def _only_operation(op: Operation) -> str:
     if len(blocks) > 1 or len(blocks[0].operations) != 2 or len(op.operands) > 1:
         return ""
     operation = blocks[0].operations[0]
+    # In any order: what torch can apply along an axis gives the same for (a, b) and (b, a).
     is_plain = set(operation.operands) == set(blocks[0].arguments)
     return operation.name if is_plain else ""
 
@@ -233,6 +235,8 @@ def _combination(op: Operation) -> Combine:
     blocks = op.regions[0]
     (code,) = prepare(blocks)
     names = {operation.name for operation in blocks[0].operations}
+    # The function takes single numbers. Without branches it computes tensors just as well. A branch
+    # may go another way for each element, so there each element is run as a program of its own.
     by_element = bool(names & {*CONTROL, "tt.call"})
 
     def at_once(programs: Programs, outer: Environment, left: Values, right: Values) -> Values:
@@ -249,7 +253,10 @@ def _combination(op: Operation) -> Combine:
 
 
 def _constants(outer: Environment) -> Environment:
-    """Return the numbers around a function that are the same for all programs."""
+    """Return the numbers around a function that are the same for all programs.
+
+    Others are left out: where each element is a program, a value for each program has no meaning.
+    """
     return {
         name: value
         for name, value in outer.items()

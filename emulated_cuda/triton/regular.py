@@ -84,15 +84,17 @@ def position_in_rows(op: Operation) -> Compute:
 
     def compute(a: Progression, length: Progression) -> Any:
         number = length.number
+        # The code below rounds down and a card towards zero: the same only if nothing is negative.
         if number is None or number <= 0 or a.limits()[0] < 0 or a.wraps:
             return NotImplemented
         row = torch.div(a.base, number, rounding_mode="floor")
         column = a.base - row * number
+        # All positions of a program are in the row of its first one.
         if min(a.steps) >= 0 and int(column.max()) + a.distance() < number:
             if is_row:
                 return Progression(row, (0,) * len(a.shape), a.shape)
             return Progression(column, a.steps, a.shape)
-        if not column.any():
+        if not column.any():  # each program begins at the beginning of a row
             return within_rows(row, number, a)
         if number & (number - 1):
             return NotImplemented
@@ -111,6 +113,7 @@ def in_another_size(op: Operation) -> Compute:
     def compute(programs: Any, a: Progression) -> Any:
         if torch.bool in (a.base.dtype, dtype):
             return NotImplemented
+        # An element that wraps in the shorter type does not in the longer one.
         if name != "arith.trunci" and a.wraps:
             return NotImplemented
         if name == "arith.extui" and a.limits()[0] < 0:
@@ -126,7 +129,7 @@ def address(op: Operation) -> Compute:
     size = pointee_of(op).dtype.itemsize
 
     def compute(a: Progression, count: Progression) -> Any:
-        if count.wraps:
+        if count.wraps:  # a count that wraps in its own type does not wrap as an address
             return NotImplemented
         steps = tuple(x + size * y for x, y in zip(a.steps, count.steps, strict=True))
         return Progression(torch.add(a.base, count.base, alpha=size), steps, a.shape)

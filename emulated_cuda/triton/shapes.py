@@ -30,9 +30,10 @@ def between_floats(op: Operation) -> Compute:
 
 def _towards_zero(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     nearest = rounded(value, dtype)
+    # If the nearest number is farther from zero, the next one towards zero has the bits less 1.
     is_larger = nearest.float().abs() > value.float().abs()
     bits = {1: torch.uint8, 2: torch.int16}[nearest.element_size()]
-    below = (nearest.view(bits) - 1).view(dtype)  # the next number of smaller size
+    below = (nearest.view(bits) - 1).view(dtype)
     truncated_bits = torch.where(is_larger, below.view(bits), nearest.view(bits))
     return truncated_bits.view(dtype)
 
@@ -43,11 +44,11 @@ def integer_to_float(op: Operation) -> Compute:
     dtype, has_sign = op.type().dtype, op.name == "arith.sitofp"
 
     def compute(programs: Any, value: torch.Tensor) -> torch.Tensor:
-        if value.dtype is torch.bool:
+        if value.dtype is torch.bool:  # with a sign, a set bit stands for -1
             return -value.to(dtype) if has_sign else value.to(dtype)
         if has_sign:
             return rounded(value.to(torch.float32) if dtype.itemsize == 1 else value, dtype)
-        if value.dtype is torch.int64:
+        if value.dtype is torch.int64:  # as torch has no uint64, a large number is negative here
             return (value.double() + (value < 0) * 2.0**64).to(dtype)
         return rounded(unsigned(value).double(), dtype)
 
