@@ -264,7 +264,7 @@ def find_masks(batch: Any, mask: Mask, model: nn.Module, samples: int | None) ->
 
 
 def check_kinds(batch: Any, masks: Masks, model: nn.Module, samples: int | None) -> None:
-    """Check that the tokens of an encoder are not taken for those of a decoder.
+    """Check that the tokens of an encoder are not confused with those of a decoder.
 
     Args:
         batch: a batch of the loader.

@@ -215,11 +215,13 @@ PUBLISHED_OUTSIDE_RESERVE = (
 
 
 def outside_reserve_of(card: Card, *, with_nccl: bool = False) -> tuple[int, int]:
-    """Return the least and the most that such processes had beside the reserve, in bytes.
+    """Return the least and the most bytes that published processes had beside the reserve.
 
     Args:
-        card: those of its compute capability count, or all if there are fewer than two.
-        with_nccl: whether the process communicates: then those that did raise the upper end.
+        card: figures of cards with its compute capability are used, or those of all cards if there
+            are fewer than two of them.
+        with_nccl: whether the process communicates over NCCL. Figures of processes that did are
+            used only for the upper end, and only then.
 
     >>> from emulated_cuda.cards import card_of, outside_reserve_of
     >>> [round(size / 2**30, 2) for size in outside_reserve_of(card_of("t4"))]

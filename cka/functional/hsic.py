@@ -73,7 +73,7 @@ def check_estimator(estimator: str) -> None:
     """
     if estimator == "sampled_neurons":
         raise SettingError(
-            "estimator='sampled_neurons' needs features, which a Gram matrix does not show; "
+            "estimator='sampled_neurons' needs features, and a Gram matrix does not have them; "
             "use cka_from_features or CKA, or 'unbiased' or 'biased' here"
         )
     if estimator not in get_args(HSICEstimator):

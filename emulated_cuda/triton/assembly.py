@@ -152,7 +152,7 @@ def _unknown(instruction: _Instruction) -> Any:
     raise NotComputed(f"the PTX instruction {'.'.join((instruction.name, *instruction.modifiers))}")
 
 
-# ---- Instructions that are no functions of one type ----
+# ---- Instructions that are more than a function of one type ----
 
 
 def _convert(instruction: _Instruction, values: Registers) -> torch.Tensor:

@@ -227,7 +227,7 @@ def _compute(
         code: int = _library.emulated_fail_work(str(error).encode(), error.code)
         _library.cudaGetLastError()  # it is this launch's error, and not one of the next call
         return code
-    except Exception as error:  # a mistake of this package is no error of the user's kernel
+    except Exception as error:  # a mistake of this package, not of the user's kernel
         _library.emulated_note_work(f"{name.decode()} (which failed: {error!r})".encode())
         return 0
     except BaseException as error:  # such as Ctrl-C: it cannot pass through the driver

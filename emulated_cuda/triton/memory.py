@@ -332,7 +332,7 @@ def pointee_of(op: Operation) -> Type:
     """Return the type of what an operation's first operand points to.
 
     Raises:
-        NotComputed: if it is no address.
+        NotComputed: if the operand is not an address.
     """
     kind = op.operand_types[0]
     if not kind.is_pointer:

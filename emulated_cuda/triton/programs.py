@@ -250,7 +250,7 @@ class Programs:
         if Progression not in map(type, operands):
             return step.run(self, operands, operands)
         if step.on_progressions is not None:
-            # NotImplemented: the result is no progression, so elements are written after all.
+            # NotImplemented if the result is not a progression: then its elements are computed.
             results = step.on_progressions(self, *operands)
             if results is not NotImplemented:
                 return results

@@ -95,7 +95,7 @@ class Progression:
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a value that is no progression: the elements of one, others as they are."""
+    """Return the elements of a progression; any other value as it is."""
     return value.tensor() if type(value) is Progression else value
 
 

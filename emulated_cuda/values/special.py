@@ -290,9 +290,10 @@ CARD_ARGUMENTS = {
     "aten::_linalg_svd": _SINGULAR_VALUES,
     "aten::_linalg_svd.U": _SINGULAR_VALUES,
 }
-"""Operator -> the argument that is another one on the CPU. Torch's own CUDA operator runs first, so
-what a card refuses, such as ``driver="gelsd"`` of ``lstsq``, is refused in torch's words before.
-Arguments that the CPU refuses, such as ``pivot=False`` of LU, are in :mod:`.equivalents`."""
+"""Operator -> the argument to replace on the CPU, which does not accept it. Torch's own CUDA
+operator runs first, so what a card refuses, such as ``driver="gelsd"`` of ``lstsq``, is refused in
+torch's words. Arguments that the CPU refuses, such as ``pivot=False`` of LU, are in
+:mod:`.equivalents`."""
 
 
 def as_on_a_card(name: str, compute: Kernel) -> Kernel:

@@ -54,7 +54,7 @@ def note_on_peak(record: RegionRecord) -> str:
 
 
 def bytes_at_peak(record: RegionRecord) -> int:
-    """Return how much of the peak is taken for garbage."""
+    """Return how much of the peak counts as garbage."""
     return (record.garbage_at_peak_bytes if record.timeline else record.garbage_end_bytes) or 0
 
 

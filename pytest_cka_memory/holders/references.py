@@ -152,7 +152,7 @@ def _plain_references() -> Callable[[torch.Tensor], Iterable[tuple[str, Any]]]:
 
     Only for types of torch that override nothing. A search asks every live tensor, and most are no
     views, were not computed by autograd and have neither gradient nor hooks. Reading that of a
-    tensor that is no view runs no operator, so no mode needs to be off.
+    tensor that is not a view runs no operator, so no mode needs to be off.
     """
     from pytest_cka_memory.meters.torch_private import TENSOR_HOOKS, base_of
 

@@ -39,8 +39,8 @@ _PER_FOLLOWED = 300
 """What each tensor, storage or autograd node costs that is freed with the garbage."""
 
 _MOST_GROUPS = 1_000
-"""If more groups of objects are garbage, each block is taken for a group: to tell which of them
-belong together would take longer than the loop."""
+"""If there are more groups of garbage, each block is treated as a group of its own: finding out
+which belong together would take longer than the loop."""
 
 
 class Explainer(Protocol):

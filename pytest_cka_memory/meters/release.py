@@ -331,7 +331,7 @@ def _is_lazy_clone(tensor: torch.Tensor) -> bool:
 def _has_hidden_parts(tensor: torch.Tensor) -> bool:
     """Whether a tensor keeps more alive than its storage and its base, which Python does not show.
 
-    A view that is no strided part of its base, such as a conjugate, has a function in C++ that
+    A view that is not a strided part of its base, such as a conjugate, has a function in C++ that
     makes it again, with tensors of its own.
     """
     with torch_private.no_subclass_function():

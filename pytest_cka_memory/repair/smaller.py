@@ -44,7 +44,7 @@ class Sizes:
 
     @property
     def share(self) -> int:
-        """What the work is proportional to."""
+        """A number to which the work of a run is proportional: rows times columns of the inputs."""
         return max(self.batch, 1) * max(self.tokens, 1)
 
 

@@ -245,7 +245,7 @@ class OtherMemory(LentMemory):
     def prefetched_bytes(self) -> int:
         """Return the bytes of batches that data loaders have received but not yielded yet.
 
-        Their number varies by chance, so it must not be taken for growth.
+        Their number varies by chance, so it must not count as growth.
         """
         if not self._is_loading:
             return 0
