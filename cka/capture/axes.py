@@ -352,7 +352,7 @@ def check_axes(axes: Any) -> dict[str, str]:
         axes: letters by the name or glob of layers, or None.
 
     Raises:
-        SettingError: if it is not a mapping, or letters lack a single ``n`` or are unknown.
+        SettingError: if it is not a mapping, or if letters are unknown or do not have ``n`` once.
     """
     if axes is None:
         return {}

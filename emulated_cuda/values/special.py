@@ -290,10 +290,10 @@ CARD_ARGUMENTS = {
     "aten::_linalg_svd": _SINGULAR_VALUES,
     "aten::_linalg_svd.U": _SINGULAR_VALUES,
 }
-"""Operator -> the argument to replace on the CPU, which does not accept it. Torch's own CUDA
-operator runs first, so what a card refuses, such as ``driver="gelsd"`` of ``lstsq``, is refused in
-torch's words. Arguments that the CPU refuses, such as ``pivot=False`` of LU, are in
-:mod:`.equivalents`."""
+"""Operator -> the argument that must have another value on the CPU to give a card's results.
+Torch's own CUDA operator runs first, so what a card refuses, such as ``driver="gelsd"`` of
+``lstsq``, is refused in torch's words. Operators for whose arguments the CPU has no such value,
+such as ``pivot=False`` of LU, are in :mod:`.equivalents`."""
 
 
 def as_on_a_card(name: str, compute: Kernel) -> Kernel:
@@ -306,7 +306,8 @@ def as_on_a_card(name: str, compute: Kernel) -> Kernel:
 
 
 _HALF = (torch.float16, torch.bfloat16)
-# The CPU's kernels for these round a product, or a logarithm's argument, before they go on.
+# In half precision, the CPU kernels of the operators below round an intermediate result (a product,
+# the argument of a logarithm), and then the result again. A card rounds only the result.
 _SUMS = "aten/src/ATen/native/ufunc/add.h and cuda/CUDALoops.cuh: opmath_t"
 _LISTS = "aten/src/ATen/native/cuda/ForeachBinaryOp*.cu: opmath_t"
 _LOGIT = "aten/src/ATen/native/cuda/UnarySpecialOpsKernel.cu: logit_kernel_cuda, T_ACC"
