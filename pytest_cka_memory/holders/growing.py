@@ -339,7 +339,7 @@ class Container(NamedTuple):
 
 
 def shared_container(paths: Paths) -> Container | None:
-    """Return the container in which the paths of a group part; None if they do not part in one."""
+    """Return the container at which the paths of a group branch; None if they branch elsewhere."""
     shared = paths.shared
     if len(shared) == 0 or not _is_growing(shared[-1], shared[:-1]):
         return None

@@ -150,8 +150,8 @@ def _key_functions(
 def _plain_references() -> Callable[[torch.Tensor], Iterable[tuple[str, Any]]]:
     """Return a function that does what :func:`_references_of_tensor` does, in a fifth of the time.
 
-    Only for types of torch that override nothing. A search asks every live tensor, and most are no
-    views, were not computed by autograd and have neither gradient nor hooks. Reading that of a
+    Only for types of torch that override nothing. A search asks every live tensor, and most are
+    not views, were not computed by autograd and have neither gradient nor hooks. Reading that of a
     tensor that is not a view runs no operator, so no mode needs to be off.
     """
     from pytest_cka_memory.meters.torch_private import TENSOR_HOOKS, base_of

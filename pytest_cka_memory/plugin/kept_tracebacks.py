@@ -161,8 +161,8 @@ _ALONE = _references((object(),))[0]
 def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int]]:
     """Return the exceptions that attributes of `item` keep, and how often each is referenced.
 
-    The references are counted by the identity of the exception. Others than those that lead from
-    the attributes to it are not.
+    Counts have the identity of an exception as their key. Only references on the way from the
+    attributes to the exception are counted.
     """
     keepers: dict[int, set[tuple[int, str]]] = {}
     errors: dict[int, BaseException] = {}

@@ -97,7 +97,7 @@ class Shrunk:
 
 @contextmanager
 def made_smaller(before: Sizes, now: Sizes) -> Iterator[Shrunk]:
-    """Make tensors smaller in the block whose first size is a batch, as a test's own code does it.
+    """Give tensors that the test's own code makes in the block a smaller batch, their first size.
 
     What models make, and what is made while they are made, keeps its size.
     """
@@ -141,7 +141,7 @@ class _Smaller(TorchFunctionMode):
 
 
 def _is_of_test() -> bool:
-    """Whether the user's code that makes a tensor is not part of a module."""
+    """Whether a tensor is made by the user's code outside of a module's __init__ and forward."""
     frame: Any = sys._getframe(2)  # what called the factory
     while frame is not None and not is_users(frame.f_code.co_filename):
         if frame.f_code.co_name in ("__init__", "forward"):
