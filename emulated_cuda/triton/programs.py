@@ -290,10 +290,8 @@ class Programs:
             self.active = waiting[code.label]
             end = self.run(code, values)
             if end.name == "tt.return":
-                returned_here = self.values_passed(end, values)
-                returned = (
-                    returned_here if returned is None else self.merged(returned_here, returned)
-                )
+                results = self.values_passed(end, values)
+                returned = results if returned is None else self.merged(results, returned)
             else:
                 self._branch(end, codes, values, waiting)
         self.active = outer
