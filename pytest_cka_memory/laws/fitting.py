@@ -113,7 +113,7 @@ def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
     if len(counts) == 1:
         yield from (Moment(site, number) for number in range(*counts))
         return
-    # Which of them is the highest may change with the size, so the highest is one as well.
+    # At other sizes another allocation may be the highest, so the highest is a candidate, too.
     yield Moment(site, None)
     for number in range(min(counts)):
         yield Moment(site, number)

@@ -126,7 +126,7 @@ class _Smaller(TorchFunctionMode):
             return args, {**kwargs, "size": self._smaller(kwargs["size"])}
         if all(isinstance(each, int) for each in args) and func is not _RANDOM_INTEGERS:
             return tuple(self._smaller(args)), kwargs
-        sized = (tuple, list)  # randint may have one bound or two before its size
+        sized = (tuple, list)  # the size of randint is the argument after one bound or two
         return tuple(self._smaller(a) if isinstance(a, sized) else a for a in args), kwargs
 
     def _smaller(self, size: Any) -> Any:
