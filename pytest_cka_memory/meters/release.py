@@ -347,7 +347,7 @@ def _calls_back(value: Any) -> bool:
     return any(
         issubclass(type(reference), weakref.ref)  # not a proxy, which would answer for its object
         and reference.__callback__ is not None
-        # Callbacks of Dynamo drop nothing more: they only forget a number that it keeps of a module.
+        # Callbacks of Dynamo drop nothing more: they forget a number that it keeps of a module.
         and not str(getattr(reference.__callback__, "__module__", "")).startswith(
             torch_keepers.DYNAMO
         )
