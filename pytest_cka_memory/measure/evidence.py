@@ -39,8 +39,8 @@ _PER_FOLLOWED = 300
 """What each tensor, storage or autograd node costs that is freed with the garbage."""
 
 _MOST_GROUPS = 1_000
-"""If there are more groups of garbage, each block is treated as a group of its own: finding out
-which belong together would take longer than the loop."""
+"""If more groups of objects are garbage, each block is taken for a group: to tell which of them
+belong together would take longer than the loop."""
 
 
 class Explainer(Protocol):
@@ -91,7 +91,7 @@ class Census(GarbageCounter):
     Args:
         meter: one that knows its blocks.
         mark: the moment of the meter at which the region began.
-        census: begun when the region began.
+        census: begun at the begin of the region.
         freed_with: returns what is freed with garbage.
         look: called with the garbage whenever some is found that keeps memory alive, and with the
             numbers of the allocations that are garbage.
