@@ -1,4 +1,4 @@
-"""What Linux says of this process: its threads, and where a loaded library has a variable."""
+"""Read from Linux which threads this process has, and where a loaded library has a variable."""
 
 from __future__ import annotations
 

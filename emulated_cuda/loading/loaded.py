@@ -1,4 +1,4 @@
-"""What this process emulates, how it begins to, and how it ends."""
+"""Load the emulated device into this process, state what it emulates, and clean up at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``emulated_cuda.estimate`` runs in a process of its own: one function, measured."""
+"""The process that ``emulated_cuda.estimate`` starts: it measures one function."""
 
 import difflib
 import importlib

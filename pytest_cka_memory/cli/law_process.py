@@ -1,4 +1,4 @@
-"""What :mod:`pytest_cka_memory.measure.law_processes` starts: it runs a step by its name."""
+"""The process that :mod:`pytest_cka_memory.measure.law_processes` starts: it runs a named step."""
 
 import builtins
 import importlib

@@ -1,4 +1,4 @@
-"""What grows from batch to batch: storages, the autograd graph of one tensor, a container.
+"""Find what grows from batch to batch: storages, the autograd graph of one tensor, a container.
 
 A storage explains growth if several batches have allocated one like it, or if each batch replaces
 it by a larger one. ``total = total + loss`` keeps one tensor, whose graph reaches back through all

@@ -1,4 +1,4 @@
-"""What a recording says, as a screenful of text and as builtin types."""
+"""The analysis of a recording as a screenful of text, and as builtin types."""
 
 from __future__ import annotations
 
