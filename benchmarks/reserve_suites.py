@@ -152,7 +152,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Print a row for each suite on each device; return 1 if a note is given, otherwise 0."""
+    """Print a row for each suite on each device; return 1 if any row has a note, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("suites", nargs="+", metavar="NAME=ARGUMENTS")
     parser.add_argument("--json", type=Path, help="write the rows to this file")

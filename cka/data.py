@@ -92,8 +92,8 @@ def reason_of_failure(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]
         write = "feed=lambda model, batch: model(...) to call it with the right arguments"
         if not args:
             write += ", or drop what it does not take from the batch"
-        given = f"a dict of {', '.join(map(str, named))}" if not args else _kind(inputs)
-        return f"its forward gets {given}, but: {error}; pass {write}"
+        inputs_text = f"a dict of {', '.join(map(str, named))}" if not args else _kind(inputs)
+        return f"its forward gets {inputs_text}, but: {error}; pass {write}"
     except ValueError:  # a function without a signature
         pass
     weights = {each.dtype for each in model.parameters() if each.is_floating_point()}

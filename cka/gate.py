@@ -1,4 +1,4 @@
-"""A gate for converted models: the first layer whose representation is another one.
+"""A gate for converted models: find the first layer whose representation differs.
 
 It is a function and not a pytest marker, because this package and the plugin do not import each
 other: ``assert same_representations(...)`` works in any test, and the plugin's markers on the same
@@ -128,7 +128,7 @@ def same_representations(
     if not 0 < at_least <= 1:
         raise SettingError(f"at_least must be above 0 and at most 1, got {at_least!r}; write 0.999")
     with warnings.catch_warnings():
-        # What would be warned of is in the agreement.
+        # The agreement that is returned states what the warnings would say.
         warnings.simplefilter("ignore", CKAWarning)
         with CKA(model, reference, layers, **{"model2_layers": None, **settings}) as cka:
             result = cka.compare(data, progress=False)

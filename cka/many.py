@@ -230,13 +230,13 @@ def _of_stored(
     numbers = _numbers(len(models), pairs)
     names = list(models)
     several = [replace(loaded(model), name=name) for name, model in models.items()]
-    found, messages = compare_stored(several, numbers, checked, checked.resamples(*resamples))
+    compared, messages = compare_stored(several, numbers, checked, checked.resamples(*resamples))
     for message in messages:
         warnings.warn(message, CKAWarning, stacklevel=3)
     return CKAResults(
         {
             (names[first], names[second]): result
-            for (first, second), result in zip(numbers, found, strict=True)
+            for (first, second), result in zip(numbers, compared, strict=True)
         }
     )
 

@@ -277,7 +277,8 @@ def _draw_matrix(
     label_layers(ax.xaxis, result.model2_layers, font)
     label_layers(ax.yaxis, result.model1_layers, font)
     if max(values.shape) > _MOST_LAYERS_FOR_LAYOUT:
-        # The names touch the cells that they belong to, and each mark takes as long as a name.
+        # Without tick marks: the names stand right beside their rows and columns, and a mark takes
+        # as long to draw as a name.
         ax.tick_params(bottom=False, left=False)
     ax.set_xlabel(result.model2_name, size=_size_of_names(ax))
     ax.set_ylabel(result.model1_name, size=_size_of_names(ax))

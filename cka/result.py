@@ -429,7 +429,7 @@ class CKAResult:
         """
         try:
             return cls(**read_fields(Path(path)))
-        except TypeError as error:  # a name that is no field
+        except TypeError as error:  # a name that is not a field
             raise InputError(
                 f"{path} is not a result in the format of this version; pass a file written by "
                 "CKAResult.save"

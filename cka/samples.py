@@ -1,4 +1,4 @@
-"""What a batch says of its samples: their axis and their number, and which tokens are padding.
+"""Find the samples of a batch: which axis they are in, how many, and which tokens are padding.
 
 By default the samples are in axis 0 of every tensor that the model gets. If these tensors disagree,
 nothing is chosen: the error shows the shapes, and ``CKA(samples=...)`` decides.
@@ -103,9 +103,9 @@ class SampleRule:
         is_list = not self.is_set and _has_a_list(named)
         if len(sizes) == 1 and not is_list:
             return sizes.pop()
-        given = f"of shapes {shapes_of(named)}" if named else "without a tensor"
+        inputs_text = f"of shapes {shapes_of(named)}" if named else "without a tensor"
         raise InputError(
-            f"the number of samples is not known: the model gets inputs {given}, which "
+            f"the number of samples is not known: the model gets inputs {inputs_text}, which "
             + ("may be a list of samples" if is_list else f"differ in axis {self._axis}")
             + f"; {_WRITE}"
         )
@@ -254,29 +254,29 @@ def find_masks(batch: Any, mask: Mask, model: nn.Module, samples: int | None) ->
         return {}
     if isinstance(mask, Mapping):
         return {name: _token_mask(batch, source, samples) for name, source in mask.items()}
-    found = {ENCODER: _token_mask(batch, mask, samples)}
+    masks = {ENCODER: _token_mask(batch, mask, samples)}
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False) is True or any(
         entry(batch, name) is not None for name in _DECODER_INPUTS
     ):
-        found[DECODER] = _first_named(batch, _DECODER_NAMES, samples)
-    return found
+        masks[DECODER] = _first_named(batch, _DECODER_NAMES, samples)
+    return masks
 
 
-def check_kinds(batch: Any, found: Masks, model: nn.Module, samples: int | None) -> None:
-    """Check that the tokens of an encoder are not taken for those of a decoder.
+def check_kinds(batch: Any, masks: Masks, model: nn.Module, samples: int | None) -> None:
+    """Check that the tokens of an encoder are not confused with those of a decoder.
 
     Args:
         batch: a batch of the loader.
-        found: its masks, from :func:`find_masks`.
+        masks: those of the batch, from :func:`find_masks`.
         model: the model.
         samples: number of samples in the batch; None if the batch does not show it.
 
     Raises:
         InputError: if the model has both, and one of them has no mask.
     """
-    kinds = {**find_masks(batch, "auto", model, samples), **found}
-    if len(kinds) > 1 and any(found.get(kind) is None for kind in kinds):
+    kinds = {**find_masks(batch, "auto", model, samples), **masks}
+    if len(kinds) > 1 and any(masks.get(kind) is None for kind in kinds):
         raise InputError(
             'pooling="tokens" needs a mask for each kind of tokens of a model with several, '
             f"{' and '.join(kinds)}, to tell them apart: add attention_mask and "

@@ -84,10 +84,10 @@ def compare_features(
     )
     resamples = settings.resamples(null, bootstrap, generator)
     both = [loaded(features1), loaded(features2)]
-    (found,), messages = compare_stored(both, [(0, 1)], settings, resamples)
+    (result,), messages = compare_stored(both, [(0, 1)], settings, resamples)
     for message in messages:
         warnings.warn(message, CKAWarning, stacklevel=2)
-    return found
+    return result
 
 
 def loaded(features: StoredFeatures | str | os.PathLike[str]) -> StoredFeatures:

@@ -25,13 +25,13 @@ def warnings() -> list[str]:
 
     Triton's interpreter stores bfloat16 as integers of 16 bits, which ``tl.dot`` multiplies so.
     """
-    found = [] if _reason is None else [f"values are not computed: {_reason}"]
+    problems = [] if _reason is None else [f"values are not computed: {_reason}"]
     if os.environ.get("TRITON_INTERPRET", "").lower() in _ON:
-        found.append(
+        problems.append(
             "TRITON_INTERPRET is set: Triton's interpreter computes products of bfloat16 wrongly, "
             "and without an error, so values that its kernels write may be wrong; unset it"
         )
-    return found
+    return problems
 
 
 def turn_on(path: str, *, required: bool) -> bool:

@@ -1,10 +1,10 @@
 """The cards that can be emulated: their memory, and what processes had of it beside the reserve.
 
-Beside the reserve of torch's allocator are the CUDA context, the kernels that were loaded until
-then, and what libraries allocate themselves: NCCL above all. Others published it: torch says it
-when memory runs out: "this process has ... in use", less what it says is allocated, and what is
-reserved but unallocated. No figure of an emulated card includes it; `CONTEXT_BYTES` is what the
-allocator can never have.
+Beside the reserve of torch's allocator, a process uses memory for the CUDA context, for kernels as
+they are loaded, and for what libraries allocate themselves, NCCL above all. How much is known from
+published messages of ``torch.OutOfMemoryError``: what "this process has ... in use", less what is
+allocated by PyTorch, and less what is reserved but unallocated. No figure of an emulated card
+includes this memory; `CONTEXT_BYTES` is what the allocator can never have.
 """
 
 from collections.abc import Mapping
@@ -178,7 +178,7 @@ _ENOUGH = 2
 
 @dataclass(frozen=True)
 class Published:
-    """One process on a card."""
+    """A published figure: the memory that one process used beside the allocator's reserve."""
 
     card: str
     capability: tuple[int, int]
@@ -215,11 +215,13 @@ PUBLISHED_OUTSIDE_RESERVE = (
 
 
 def outside_reserve_of(card: Card, *, with_nccl: bool = False) -> tuple[int, int]:
-    """Return the least and the most that such processes had beside the reserve, in bytes.
+    """Return the least and the most bytes that published processes had beside the reserve.
 
     Args:
-        card: those of its compute capability count, or all if there are fewer than two.
-        with_nccl: whether the process communicates: then those that did raise the upper end.
+        card: figures of cards with its compute capability are used, or those of all cards if there
+            are fewer than two of them.
+        with_nccl: whether the process communicates over NCCL. Figures of processes that did are
+            used only for the upper end, and only then.
 
     >>> from emulated_cuda.cards import card_of, outside_reserve_of
     >>> [round(size / 2**30, 2) for size in outside_reserve_of(card_of("t4"))]

@@ -54,7 +54,7 @@ class Estimate:
         return max(self.reserved_bytes, self.peak_bytes)
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         room = self.head_room_bytes
         fits = (
             f"fits, {_mb(room)} head room"
@@ -64,7 +64,7 @@ class Estimate:
             else "does not fit, because free blocks are too small or too far apart"
         )
         lines = [
-            f"{self.function}({given}) on an emulated {CARDS[self.card].title}: {fits}",
+            f"{self.function}({arguments}) on an emulated {CARDS[self.card].title}: {fits}",
             f"  peak      {_mb(self.peak_bytes)}",
             f"  reserved  {_mb(self.reserved_bytes)} of {_mb(self.usable_bytes)}",
         ]

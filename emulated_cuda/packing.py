@@ -31,5 +31,5 @@ def unpacked(text: bytes) -> Any:
     return json.loads(text, object_hook=_as_bytes)
 
 
-def _as_bytes(found: dict[str, Any]) -> Any:
-    return b64decode(found[_BYTES]) if found.keys() == {_BYTES} else found
+def _as_bytes(mapping: dict[str, Any]) -> Any:
+    return b64decode(mapping[_BYTES]) if mapping.keys() == {_BYTES} else mapping

@@ -1,8 +1,8 @@
-"""What torch and Triton are told to leave out with an emulated device, because it cannot be here.
+"""Switch off what torch and Triton cannot do on an emulated device: time kernels.
 
-Measurements by which compilers choose kernels: times say nothing here, and they would allocate
-memory that is in the user's figures as long as the compilers' caches on disk are cold. In their
-place the first choice that this card can run is taken.
+Compilers time several kernels and choose the fastest. On an emulated device times mean nothing, and
+timing would allocate memory, which the user's figures would contain until the compilers' caches on
+disk are filled. So the first kernel that the card can run is chosen, and profiles are labelled.
 """
 
 from __future__ import annotations

@@ -288,16 +288,16 @@ class _Replay:
                     pointers[stream] = device.stream(stream)
                 try:
                     if number in positions:
-                        found = device.allocate_at(positions[number], size, pointers[stream])
+                        address = device.allocate_at(positions[number], size, pointers[stream])
                     else:
-                        found = allocate(size, pointers[stream])
+                        address = allocate(size, pointers[stream])
                 except out_of_memory:
                     self._refused = {"request": number, "bytes": size, "free_bytes": free_bytes()}
                     break
                 if action == ALLOCATE:
-                    live[key] = found
+                    live[key] = address
                 else:
-                    free(found)
+                    free(address)
             else:
                 device.use_pool(0)
                 in_pool = 0

@@ -114,7 +114,7 @@ def _reserves_much_more(process: ProcessUse, device: DeviceUse) -> bool:
 
 
 def _why(index: int, refusal: Refusal) -> str:
-    """Return why an allocation was refused, and what tries other settings of the allocator."""
+    """Return why an allocation was refused, and how to try other settings of the allocator."""
     missing = refusal.requested_bytes - refusal.left_bytes
     free, in_pools = refusal.free_bytes, refusal.free_in_pools_bytes
     if missing <= free:
@@ -427,7 +427,7 @@ def _ending_with_this_process() -> Callable[[], None]:
 
     def prepare() -> None:
         prctl(_SIGNAL_AT_END_OF_PARENT, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != this_process:  # it has ended before
+        if os.getppid() != this_process:  # the parent ended before prctl, so no signal will come
             os.kill(os.getpid(), signal.SIGKILL)
 
     return prepare

@@ -1,4 +1,4 @@
-"""What Linux says of this process: its threads, and where a loaded library has a variable."""
+"""Read from Linux which threads this process has, and where a loaded library has a variable."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def _offset_of(data: mmap.mmap, name: bytes, size: int) -> int | None:
         if section.kind != _SYMBOL_TABLE:
             continue
         names = sections[section.link]
-        found = data.find(b"\0" + name + b"\0", names.offset, names.offset + names.size)
-        if found < 0:
+        position = data.find(b"\0" + name + b"\0", names.offset, names.offset + names.size)
+        if position < 0:
             continue
         table = data[section.offset : section.offset + section.size]
         for text, info, _, _, value, length in _SYMBOL.iter_unpack(table):
-            if text == found + 1 - names.offset and info & 15 == _VARIABLE and length == size:
+            if text == position + 1 - names.offset and info & 15 == _VARIABLE and length == size:
                 return int(value)
     return None
 

@@ -86,12 +86,12 @@ def schema_of(operator: Any) -> Any:
 
 def excluded_keys(names: Iterable[str]) -> Any:
     """Return a set of dispatch keys for :func:`without_keys`."""
-    found = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+    key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
     for name in names:
         key = torch._C.DispatchKey.__members__.get(name)
         if key is not None:
-            found = found | torch._C.DispatchKeySet(key)
-    return found
+            key_set = key_set | torch._C.DispatchKeySet(key)
+    return key_set
 
 
 def without_keys(keys: Any) -> AbstractContextManager[object]:
@@ -297,9 +297,9 @@ def measure_no_kernels(module: str) -> None:
         ("AlgorithmSelectorCache", "make_benchmark_fn", _prefer_library),
         ("AlgorithmSelectorCache", "make_precompile_fn", _no_precompilation),
     ):
-        found = getattr(sys.modules[module], owner, None)
-        if getattr(found, "__module__", None) == module and hasattr(found, method):
-            setattr(found, method, replacement)
+        owner_class = getattr(sys.modules[module], owner, None)
+        if getattr(owner_class, "__module__", None) == module and hasattr(owner_class, method):
+            setattr(owner_class, method, replacement)
 
 
 def _same_time(*args: Any, **kwargs: Any) -> float:
@@ -332,7 +332,7 @@ def refuse_packages(text: str) -> None:
     @wraps(compile_model)
     def compile_or_refuse(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = (*inputs, *model.parameters(), *model.buffers())
-        if any(isinstance(one, torch.Tensor) and one.is_cuda for one in tensors):
+        if any(isinstance(tensor, torch.Tensor) and tensor.is_cuda for tensor in tensors):
             raise NotImplementedError(text)
         return compile_model(model, inputs, *args, **kwargs)
 

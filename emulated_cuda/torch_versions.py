@@ -4,7 +4,7 @@ Each row has the value that the code uses, and the versions in which it was seen
 version changes one, this is the place to mend it. Larger tables are where they are used:
 
 - operators whose results have a size that torch reads back, and in which order it reads:
-  ``BY_VALUES`` and ``GUIDED`` in :mod:`.values.sizes`
+  ``BY_VALUES`` and ``GUIDED`` in :mod:`.values.reading`
 - operators that only allocate, only call others, or launch kernels of their own:
   :mod:`.values.registration`, and the ``..._PARTS`` of :mod:`.torch_private`
 - operators that only CUDA has, each with the file of torch from which its formula is:
@@ -13,7 +13,7 @@ version changes one, this is the place to mend it. Larger tables are where they 
   2.9, 2.14 and 2.15 import them, and ``tests/emulated/test_symbols.py`` compares what the installed
   torch imports with what the library defines
 - names of Triton that are replaced: :mod:`.triton_private`; operations in the text of its kernels:
-  :mod:`.triton.table`. Both were seen with Triton 3.5 (torch 2.9) to 3.9 (torch 2.15), and
+  :mod:`.triton.ttir`. Both were seen with Triton 3.5 (torch 2.9) to 3.9 (torch 2.15), and
   ``tests/emulated/compiled`` compares the table with the installed Triton
 
 What differs between versions in these tables is found by feature, not by the version's number:

@@ -103,7 +103,7 @@ class AxesOfLayers:
         return bool(names) and all(self._letters(name) for name in names)
 
     def use(self, probed: Probed) -> None:
-        """Use the shapes of new runs, for outputs that are not known, or not their tokens."""
+        """Decide all axes again from the shapes of new runs."""
         self.probed = probed
         self._known.clear()
 
@@ -352,7 +352,7 @@ def check_axes(axes: Any) -> dict[str, str]:
         axes: letters by the name or glob of layers, or None.
 
     Raises:
-        SettingError: if it is no mapping, or letters have no single ``n`` or are unknown.
+        SettingError: if it is not a mapping, or if letters are unknown or do not have ``n`` once.
     """
     if axes is None:
         return {}

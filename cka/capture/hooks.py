@@ -249,12 +249,12 @@ class Capture(Generic[T]):
         mask = self._masks.get(stream)
         if mask is not None and mask.count != shape[1]:
             return LeftOut.OTHER_TOKENS
-        found = self._record.tokens
-        if found is None:
-            found = self._record.tokens = TokenSamples.of(shape, stream, real)
-        if (found.shape, found.stream) != (shape, stream):
+        samples = self._record.tokens
+        if samples is None:
+            samples = self._record.tokens = TokenSamples.of(shape, stream, real)
+        if (samples.shape, samples.stream) != (shape, stream):
             return LeftOut.OTHER_TOKENS
-        return (found.rows(tokens).detach(),)
+        return (samples.rows(tokens).detach(),)
 
     def _stream(self, layout: Layout, axis: int) -> str:
         """Return the name of the tokens in an axis.

@@ -1,4 +1,4 @@
-"""What a module returns: the tensors in it, their features, and which tokens are padding.
+"""Read a module's output: the tensors in it, their features, and which tokens are padding.
 
 Tensors may be in nested mappings, sequences and dataclasses, as batches are too.
 """

@@ -1,8 +1,8 @@
-"""Runs a model on fewer samples and fewer tokens, to see which axes of its outputs change.
+"""Run a model on fewer samples and fewer tokens, to see which axes of its outputs change.
 
-The shapes of two runs are compared that differ in one thing only, so an axis is known also if as
-many samples as tokens, channels or pixels are there. A run has two or three samples, and nothing
-of it is kept but shapes.
+Each comparison is of two runs that differ in one size only. So an axis is identified even if the
+batch has as many samples as tokens, channels or pixels. A run has two or three samples, and only
+the shapes of its outputs are kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What resampled CKA says of a value: whether it is above chance, and how exact it is."""
+"""Whether a CKA value is above chance, and its confidence interval, both from resampled CKA."""
 
 from __future__ import annotations
 

@@ -343,12 +343,12 @@ def _pieces_of_text(
 
 def _means(features: Tensor, ends: Tensor, common: Tensor) -> Tensor:
     """Return the mean of the tokens of each piece, (s, d): those that end behind the one before."""
-    piece = torch.searchsorted(common, ends)
+    segment = torch.searchsorted(common, ends)
     # A token behind the last common end, as in a truncated text, is in no piece.
-    inside = (ends >= 0) & (piece < len(common))
-    piece, tokens = piece[inside].to(features.device), features[inside.to(features.device)]
+    inside = (ends >= 0) & (segment < len(common))
+    segment, tokens = segment[inside].to(features.device), features[inside.to(features.device)]
     dtype = torch.float32 if features.itemsize < 4 else features.dtype
     sums = torch.zeros(len(common), features.shape[1], dtype=dtype, device=features.device)
-    sums.index_add_(0, piece, tokens.to(dtype))
-    counts = torch.bincount(piece, minlength=len(common)).clamp(min=1)
+    sums.index_add_(0, segment, tokens.to(dtype))
+    counts = torch.bincount(segment, minlength=len(common)).clamp(min=1)
     return sums / counts[:, None]

@@ -61,8 +61,8 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased
             "compute both from the same samples"
         )
     check_sample_count(len(gram_x), estimator)
-    one, other = real_float(gram_x), real_float(gram_y)
-    return hsic_products([one], [other], estimator)[0][0, 0].to("cpu", torch.float64)
+    of_x, of_y = real_float(gram_x), real_float(gram_y)
+    return hsic_products([of_x], [of_y], estimator)[0][0, 0].to("cpu", torch.float64)
 
 
 def check_estimator(estimator: str) -> None:
@@ -73,7 +73,7 @@ def check_estimator(estimator: str) -> None:
     """
     if estimator == "sampled_neurons":
         raise SettingError(
-            "estimator='sampled_neurons' needs features, which a Gram matrix does not show; "
+            "estimator='sampled_neurons' needs features, and a Gram matrix does not have them; "
             "use cka_from_features or CKA, or 'unbiased' or 'biased' here"
         )
     if estimator not in get_args(HSICEstimator):

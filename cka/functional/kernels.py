@@ -189,9 +189,9 @@ def _gram_by_torch(rows: Tensor) -> Tensor:
     whole = slice(0, max(1, rows.shape[1]))
     first, *others = _slices(whole, max(width, _PIECE_COLUMNS))
     total = product(first)
-    for piece in others:
+    for part in others:
         total = total.to(sum_dtype(total.device))
-        total += product(piece)
+        total += product(part)
     return _mirrored(total.to(dtype), blocks)
 
 
@@ -391,9 +391,9 @@ class _UserKernel:
         gram = self.function(rows.to(gram_dtype(rows.dtype)))
         expected = (rows.shape[0], rows.shape[0])
         if not isinstance(gram, Tensor) or tuple(gram.shape) != expected:
-            given = tuple(gram.shape) if isinstance(gram, Tensor) else type(gram).__name__
+            returned = tuple(gram.shape) if isinstance(gram, Tensor) else type(gram).__name__
             raise InputError(
                 f"the kernel must map features {tuple(rows.shape)} to a Gram matrix {expected}, "
-                f"it returned {given}; write e.g. lambda x: x @ x.T"
+                f"it returned {returned}; write e.g. lambda x: x @ x.T"
             )
         return real_float(gram)

@@ -4,8 +4,8 @@ Both are of Huh et al. 2024 ("The Platonic Representation Hypothesis", arXiv 240
 published code computes them: the features of each sample are scaled to length 1, and the neighbours
 of a sample are the k others with the highest inner products.
 
-Neighbours in a batch are others than those among all samples, so neither measure has an unbiased
-estimate from minibatches: the features of all samples are needed at once.
+A sample's neighbours within a batch differ from those among all samples, so neither measure has an
+unbiased estimate from minibatches: the features of all samples are needed at once.
 """
 
 from __future__ import annotations
@@ -297,12 +297,12 @@ def _matrix(
 ) -> Tensor:
     if y is not None:
         return torch.stack(
-            [torch.stack([measure.of_pair(one, other, order) for other in y]) for one in x]
+            [torch.stack([measure.of_pair(of_x, of_y, order) for of_y in y]) for of_x in x]
         )
     matrix = x[0].is_known.new_zeros(len(x), len(x))
-    for row, one in enumerate(x):
-        for column, other in enumerate(x[row:], start=row):
-            matrix[row, column] = matrix[column, row] = measure.of_pair(one, other, order)
+    for row, of_row in enumerate(x):
+        for column, of_column in enumerate(x[row:], start=row):
+            matrix[row, column] = matrix[column, row] = measure.of_pair(of_row, of_column, order)
     return matrix
 
 
@@ -333,9 +333,9 @@ def kinds_of(measure: Measure) -> tuple[Kind, Kind]:
     ) -> Iterator[tuple[slice, Tensor]]:
         weights = weights.to(x[0].is_known.dtype)
         values = [
-            measure.of_weights(one, other, weights)
-            for one in x
-            for other in (x if y is None else y)
+            measure.of_weights(of_x, of_y, weights)
+            for of_x in x
+            for of_y in (x if y is None else y)
         ]
         if y is not None:
             values += [torch.ones_like(values[0])] * (len(x) + len(y))
@@ -376,6 +376,6 @@ def measure_from_features(x: Tensor, y: Tensor, *, measure: str | Measure) -> Te
             f"features have different sample counts: {len(x)} and {len(y)}; compute row i of both "
             "from the same sample"
         )
-    one, other = (neighbourhood(as_rows(features), chosen) for features in (x, y))
-    cross, own, others = neighbour_terms(chosen, [one], [other])
+    of_x, of_y = (neighbourhood(as_rows(features), chosen) for features in (x, y))
+    cross, own, others = neighbour_terms(chosen, [of_x], [of_y])
     return (cross[0, 0] / (own[0] * others[0]).sqrt()).to("cpu", torch.float64)

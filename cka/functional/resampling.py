@@ -323,11 +323,11 @@ BOOTSTRAP = Kind(draw_weights, weighted_products, with_self_terms=True)
 
 
 def _divisors(weights: Tensor, estimator: HSICEstimator) -> Tensor:
-    """Return the sum of the weights of all sets of four samples, (N,); n² if biased."""
-    one, two, three, four = (weights.pow(power).sum(1) for power in (1, 2, 3, 4))
+    """Return the sum of the weights of all sets of four samples, (N,); (n-1)² if biased."""
+    sum_1, sum_2, sum_3, sum_4 = (weights.pow(power).sum(1) for power in (1, 2, 3, 4))
     if estimator == "biased":
-        return (one - 1) ** 2
-    return one**4 - 6 * one**2 * two + 3 * two**2 + 8 * one * three - 6 * four
+        return (sum_1 - 1) ** 2
+    return sum_1**4 - 6 * sum_1**2 * sum_2 + 3 * sum_2**2 + 8 * sum_1 * sum_3 - 6 * sum_4
 
 
 def _pair_terms(

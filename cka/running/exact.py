@@ -146,11 +146,11 @@ class Exact:
         return None
 
     def _bytes_of_entry(self, features: Tensor) -> int:
-        """Return the bytes that are kept of a layer for each pair of samples."""
+        """Return the bytes of one entry of the (N, N) matrix that is kept for each layer."""
         return gram_dtype(features.dtype).itemsize
 
     def _bytes_while_computed(self, features: Tensor) -> int:
-        """Return the bytes of an entry of the matrices from which that is computed."""
+        """Return the bytes of one entry of the temporary (N, N) matrices that compute it."""
         return gram_dtype(features.dtype).itemsize
 
     def _terms(self, grams: list[Any], others: list[Any] | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a comparison says while it runs and after it: a bar of its progress, and warnings."""
+"""Messages of a comparison: the progress bar while it runs, and the warnings after it."""
 
 from __future__ import annotations
 

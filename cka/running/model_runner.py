@@ -123,11 +123,11 @@ def check_cast(cast: Any) -> bool | tuple[str, ...]:
     )
 
 
-def _on_a_copy(call: Callable[[], Any]) -> Callable[[], Any]:
+def _on_a_copy(run: Callable[[], Any]) -> Callable[[], Any]:
     """Return a call of a user's function on a copy of its batch, which it may change in place."""
-    assert isinstance(call, partial)
-    model, batch = call.args
-    return partial(_with_copy, call.func, model, batch)
+    assert isinstance(run, partial)
+    model, batch = run.args
+    return partial(_with_copy, run.func, model, batch)
 
 
 def _with_copy(feed: Feed, model: nn.Module, batch: Any) -> Any:
@@ -257,10 +257,10 @@ class ModelRunner:
         self.capture.clear()
 
     def _masks(self, batch: Any, samples: int | None) -> Masks:
-        found = find_masks(batch, self._mask, self._model, samples)
+        masks = find_masks(batch, self._mask, self._model, samples)
         if self._reader.tokens_are_samples:
-            check_kinds(batch, found, self._model, samples)
-        return {name: mask and mask.to(self._device) for name, mask in found.items()}
+            check_kinds(batch, masks, self._model, samples)
+        return {name: mask and mask.to(self._device) for name, mask in masks.items()}
 
     def _call_of(self, batch: Any) -> Callable[[], Any]:
         """Return a function that runs the model on the batch, which is moved once."""

@@ -1,4 +1,4 @@
-"""Where a comparison runs: models on devices, restored afterwards, and what ranks do together.
+"""Put models on devices and in evaluation mode, restore both afterwards; run in step with ranks.
 
 Layers of a sharded model (FSDP, tensor parallel) fetch weights from the other ranks. A rank that
 runs it once more than the others would wait forever, e.g. because only its batch has padding, is

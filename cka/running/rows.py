@@ -115,12 +115,13 @@ def check_same_tokens(of_models: Sequence[TokenSamples | None]) -> None:
     first, last = of_models[0], of_models[-1]
     if first is None or last is None or torch.equal(first.counts, last.counts):
         return
-    found = f"{len(first.index)} and {len(last.index)} tokens"
+    counts = f"{len(first.index)} and {len(last.index)} tokens"
     if len(first.counts) == len(last.counts):
         at = int((first.counts != last.counts).nonzero()[0])
-        found = f"{int(first.counts[at])} and {int(last.counts[at])} tokens of sample {at}"
+        counts = f"{int(first.counts[at])} and {int(last.counts[at])} tokens of sample {at}"
     raise InputError(
-        f'pooling="tokens" needs the same tokens in both models, which have {found} of a batch; '
-        "select layers with the same tokens, or, if two tokenizers cut the text differently, "
-        "align the rows of both with cka.align_tokens and pass them to cka_from_features"
+        f'pooling="tokens" needs the same tokens in both models, which have {counts} of a '
+        "batch; select layers with the same tokens, or, if two tokenizers cut the text "
+        "differently, align the rows of both with cka.align_tokens and pass them to "
+        "cka_from_features"
     )

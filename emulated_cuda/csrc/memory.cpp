@@ -1,4 +1,7 @@
-// Memory of devices, and pinned memory of the host.
+// Memory of devices, and pinned memory of the host, as the CUDA runtime gives it (cudaMalloc).
+//
+// Torch's own caching allocator calls these functions: it rounds sizes, splits blocks and writes the
+// message of an OutOfMemoryError as it does on a card.
 //
 // Device memory is host memory, reserved and only committed when it is written. Kernels write
 // nothing, so hardly any is unless values are computed.

@@ -113,11 +113,11 @@ def check_no_driver_in_use() -> None:
         TooLateError: names the library.
     """
     driver, nvml = mapped_path("libcuda.so"), mapped_path("libnvidia-ml.so")
-    found = nvml or (driver if driver is not None and _is_started(driver) else None)
-    if found is not None:
+    driver_in_use = nvml or (driver if driver is not None and _is_started(driver) else None)
+    if driver_in_use is not None:
         raise TooLateError(
             f"the emulated CUDA device comes too late: it takes the place of NVIDIA's driver, and "
-            f"this process uses {found} already; {LOAD_BEFORE}"
+            f"this process uses {driver_in_use} already; {LOAD_BEFORE}"
         )
 
 

@@ -89,20 +89,20 @@ class Library:
         if error:
             raise OSError(error, os.strerror(error), path)
 
-    def refuse_launches(self, on: bool) -> None:
+    def refuse_launches(self, refuses: bool) -> None:
         """Refuse launches by the driver's functions: without torch no kernel is computed."""
-        self._functions.emulated_refuse_launches(int(on))
+        self._functions.emulated_refuse_launches(int(refuses))
 
     def set_late_events(self) -> None:
         """Answer that an event is not done until the host must know that it is."""
         self._functions.emulated_set_late_events(1)
 
-    def leave_out_copies(self, on: bool) -> None:
+    def leave_out_copies(self, leaves_out: bool) -> None:
         """Leave zeros on the device in the place of large copies from the host, or no longer.
 
         Large copies back leave pages of the host uncommitted that are zero on the device.
         """
-        self._functions.emulated_leave_out_copies(int(on))
+        self._functions.emulated_leave_out_copies(int(leaves_out))
 
     def join(self, machine: str) -> None:
         """Let NVML of all processes of a machine know what this one has in use."""

@@ -1,4 +1,4 @@
-"""What this process emulates, how it begins to, and how it ends."""
+"""Load the emulated device into this process, state what it emulates, and clean up at the end."""
 
 from __future__ import annotations
 
@@ -124,16 +124,16 @@ def load(
             them, the import of torch raises it.
     """
     global _loaded, _library
-    found = card_of(card)
-    total = found.total_bytes if total_bytes is None else total_bytes
-    checks.check_wanted(found, devices, total)
+    chosen_card = card_of(card)
+    total = chosen_card.total_bytes if total_bytes is None else total_bytes
+    checks.check_wanted(chosen_card, devices, total)
     if values is None and _loaded is not None:
         values = _loaded.values
-    wanted = Loaded(found, devices, total, values, late_events)
+    wanted = Loaded(chosen_card, devices, total, values, late_events)
     if _loaded is not None:
         _check_same(_loaded, wanted)
         return
-    _library = Library(found, devices, total)
+    _library = Library(chosen_card, devices, total)
     _loaded = wanted
     _library.refuse_launches(values is not False)
     if late_events:
@@ -143,7 +143,7 @@ def load(
     imports.call_after("torch", _prepare_torch)
     children.load_in_children(card, devices, total, values, late_events)
     _library.join(children.setting_of(os.environ)["machine"])
-    records.write_at_exit(_library, found, total)
+    records.write_at_exit(_library, chosen_card, total)
     records.record_until_exit()
     atexit.register(wait_for_backward_threads)
 
@@ -163,7 +163,7 @@ def _compared(loaded: Loaded) -> tuple[object, ...]:
 
 
 def _described(loaded: Loaded, other: Loaded) -> str:
-    """Describe a device; its values and events only where those of the other differ."""
+    """Describe a device in words; name its values and events only if `other` differs in them."""
     values = late = ""
     if loaded.late_events != other.late_events:
         late = ", events late" if loaded.late_events else ", events at once"
@@ -225,6 +225,6 @@ def link_driver(folder: Path, library: str) -> None:
 
 def _is_private(folder: Path) -> bool:
     """Whether `folder` is a folder of this user, no link, that nobody else can write into."""
-    found = folder.lstat()
-    others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_write
+    status = folder.lstat()
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write

@@ -161,7 +161,8 @@ class _Recorder:
         if "multiprocessing.util" in sys.modules:
             from multiprocessing import util
 
-            # A forked process of multiprocessing ends without atexit, and forgets earlier ones.
+            # A process that multiprocessing forks runs its own finalizers at its end, not those of
+            # atexit, and drops finalizers that its parent has registered: so register in it again.
             util.register_after_fork(self, _Recorder.end_with_multiprocessing)
             self.end_with_multiprocessing()
 
@@ -254,8 +255,8 @@ def _exception() -> str | None:
     Python keeps one that nothing caught in `sys.last_type` while it ends, and multiprocessing ends
     a process while it handles the exception. SystemExit is known by its status.
     """
-    found = sys.exc_info()[0] or getattr(sys, "last_type", None)
-    return None if found in (None, SystemExit) else found.__name__
+    exception_type = sys.exc_info()[0] or getattr(sys, "last_type", None)
+    return None if exception_type in (None, SystemExit) else exception_type.__name__
 
 
 def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> list[ProcessUse]:
@@ -265,8 +266,8 @@ def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> li
         folder: where they wrote.
         statuses: process -> its status, as `subprocess` returns it, as far as it is known.
     """
-    found = [_process(path, statuses.get(int(path.stem))) for path in folder.glob("*.json")]
-    used = [process for process in found if process.devices]
+    processes = [_process(path, statuses.get(int(path.stem))) for path in folder.glob("*.json")]
+    used = [process for process in processes if process.devices]
     return sorted(used, key=lambda p: (p.rank is None, p.rank or 0, p.process))
 
 

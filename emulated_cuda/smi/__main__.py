@@ -49,7 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         return _NO_DEVICE
     pause = _pause(options)
     if sys.stderr.isatty() and (options.list or options.format):
-        # What programs read has no room for it. People see it.
+        # Lists and queries are often parsed by programs, so their text stays as it is on a card.
+        # A person at a terminal gets the note that the card is emulated on stderr.
         print(f"nvidia-smi: {output.NOTE}", file=sys.stderr)
     while True:
         for line in _lines(options, nvml, devices):
@@ -138,8 +139,11 @@ def _words(text: str) -> list[str]:
 
 def _check(reader: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     known: Mapping[str, object]
-    for given, known in ((options.query_gpu, FIELDS), (options.query_compute_apps, PROCESS_FIELDS)):
-        for name in given or ():
+    for requested, known in (
+        (options.query_gpu, FIELDS),
+        (options.query_compute_apps, PROCESS_FIELDS),
+    ):
+        for name in requested or ():
             if name not in known:
                 option = "compute-apps" if known is PROCESS_FIELDS else "gpu"
                 reader.error(

@@ -118,12 +118,12 @@ class Device:
 
     def numbers(self, question: str, *arguments: int, count: int = 1) -> list[int] | None:
         """Return several numbers that a function answers, each by a pointer of its own."""
-        found = [ctypes.c_ulonglong() for _ in range(count)]
-        pointers = [ctypes.byref(number) for number in found]
-        given = [ctypes.c_uint(argument) for argument in arguments]
-        if not self.nvml.call(f"nvmlDeviceGet{question}", self._handle, *given, *pointers):
+        answers = [ctypes.c_ulonglong() for _ in range(count)]
+        pointers = [ctypes.byref(number) for number in answers]
+        call_arguments = [ctypes.c_uint(argument) for argument in arguments]
+        if not self.nvml.call(f"nvmlDeviceGet{question}", self._handle, *call_arguments, *pointers):
             return None
-        return [number.value for number in found]
+        return [number.value for number in answers]
 
     def bus_id(self) -> str:
         """Return its address on the PCI bus."""
@@ -144,16 +144,16 @@ class Device:
     def processes(self) -> list[Process]:
         """Return the processes that use it."""
         count = ctypes.c_uint(_MOST_PROCESSES)
-        found = (_Process * _MOST_PROCESSES)()
+        processes = (_Process * _MOST_PROCESSES)()
         question = "nvmlDeviceGetComputeRunningProcesses_v3"
-        self.nvml.call(question, self._handle, ctypes.byref(count), found)
+        self.nvml.call(question, self._handle, ctypes.byref(count), processes)
         return [
             Process(each.process, self._name_of(each.process), each.bytes)
-            for each in found[: count.value]
+            for each in processes[: count.value]
         ]
 
     def _name_of(self, process: int) -> str:
         try:
             return self.nvml.text("nvmlSystemGetProcessName", ctypes.c_uint(process)) or "[N/A]"
-        except DeviceError:  # it has ended
+        except DeviceError:  # the process has ended meanwhile
             return "[Not Found]"

@@ -152,7 +152,7 @@ def _unknown(instruction: _Instruction) -> Any:
     raise NotComputed(f"the PTX instruction {'.'.join((instruction.name, *instruction.modifiers))}")
 
 
-# ---- Instructions that are no functions of one type ----
+# ---- Instructions that are more than a function of one type ----
 
 
 def _convert(instruction: _Instruction, values: Registers) -> torch.Tensor:
@@ -213,7 +213,7 @@ def _permute(instruction: _Instruction, values: Registers) -> torch.Tensor:
 
 
 def _logic(instruction: _Instruction, values: Registers) -> torch.Tensor:
-    """Any function of three bits, by its table."""
+    """Compute ``lop3``: a function of three bits, whose table of eight results is an operand."""
     a, b, c = (_read(values, name, torch.int32) for name in instruction.operands[1:4])
     table, result = int(instruction.operands[4], 0), torch.zeros_like(a)
     for case in range(8):
@@ -354,7 +354,7 @@ def inline_assembly(op: Operation) -> Compute:
         for value in operands if op.operands else ():
             pieces += _packed(value, pack)
         outputs = [_registers_of(dtype, pack) for dtype in dtypes]
-        values: Registers = {f"${sum(outputs) + i}": piece for i, piece in enumerate(pieces)}
+        values: Registers = {f"${sum(outputs) + i}": register for i, register in enumerate(pieces)}
         for instruction in instructions:
             _execute(instruction, values)
         unwritten = torch.zeros(operands[0].numel() // pack, dtype=torch.int32)

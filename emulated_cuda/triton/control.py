@@ -1,6 +1,6 @@
-"""Branches, loops and calls (dialects ``scf`` and ``cf``, ``tt.call``), and what a kernel says.
+"""Branches, loops and calls (dialects ``scf`` and ``cf``, ``tt.call``), prints and assertions.
 
-That is ``device_print`` and ``device_assert``.
+A kernel prints by ``device_print`` and asserts by ``device_assert``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def print_values(op: Operation) -> Compute:
     """Print each element on a line: ``pid (0, 0, 0) idx (3) text: 1.000000``."""
     prefix = op.quoted()
     in_hexadecimal = op.is_set("hex")
-    found = re.search(r"isSigned = array<i32: ([^>]*)>", op.attributes)
-    has_sign = [int(part) != 0 for part in found[1].split(",")] if found else []
+    signs = re.search(r"isSigned = array<i32: ([^>]*)>", op.attributes)
+    has_sign = [int(part) != 0 for part in signs[1].split(",")] if signs else []
 
     def compute(programs: Programs, *values: torch.Tensor) -> None:
         active = [True] * programs.count if programs.active is None else programs.active.tolist()
@@ -116,15 +116,15 @@ def loop_over_range(op: Operation) -> Compute:
     ) -> list[Any]:
         values[counter] = number
         values.update(zip(names, operands, strict=True))
-        return programs.given(programs.run(code, values), values)
+        return programs.values_passed(programs.run(code, values), values)
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
-        low, high, step, *given = [values[name] for name in op.operands]
+        low, high, step, *carried = [values[name] for name in op.operands]
         if len(low) == len(high) == len(step) == 1:  # the same for all programs: no mask is needed
             for number in range(int(low), int(high), int(step)):
                 counted = torch.tensor([number], dtype=low.dtype)
-                given = iterate(programs, values, counted, given)
-            return given
+                carried = iterate(programs, values, counted, carried)
+            return carried
         # Programs whose range is shorter wait, masked, for those with the most iterations.
         distance = high - low + step - 1
         trips = torch.div(distance, step, rounding_mode="floor").clamp_min(0)
@@ -136,9 +136,9 @@ def loop_over_range(op: Operation) -> Compute:
             active = trip < trips
             programs.active = None if active.all() else active.expand(programs.count)
             counted = (low + trip * step).to(low.dtype)
-            given = programs.merged(iterate(programs, values, counted, given), given)
+            carried = programs.merged(iterate(programs, values, counted, carried), carried)
         programs.active = outer
-        return given
+        return carried
 
     return compute
 
@@ -154,21 +154,25 @@ def branch(op: Operation) -> Compute:
             if not condition.item() and len(codes) == 1:
                 return []
             end = programs.run(codes[0 if condition.item() else 1], values)
-            return programs.given(end, values)
+            return programs.values_passed(end, values)
         outer = programs.active
-        found: list[tuple[torch.Tensor, list[Any]]] = []
+        branch_results: list[tuple[torch.Tensor, list[Any]]] = []
         for meets, code in zip((condition, ~condition), codes, strict=False):
             mask = programs.narrowed(meets)
-            if not mask.any() and (found or code is not codes[-1] or not op.results):
-                continue  # one of the two must give values
+            if not mask.any() and (branch_results or code is not codes[-1] or not op.results):
+                # No program takes this branch. The last one is run all the same if none was run so
+                # far: its results have the right shapes, and an `if` with results must return some.
+                continue
             programs.active = None if mask.all() else mask
-            found.append((mask, programs.given(programs.run(code, values), values)))
+            branch_results.append(
+                (mask, programs.values_passed(programs.run(code, values), values))
+            )
             programs.active = outer
         if not op.results:
             return []
-        if len(found) == 1:
-            return found[0][1]
-        (mask, first), (_, second) = found
+        if len(branch_results) == 1:
+            return branch_results[0][1]
+        (mask, first), (_, second) = branch_results
         return [choose(mask, *pair) for pair in zip(first, second, strict=True)]
 
     return compute
@@ -183,11 +187,11 @@ def loop_while(op: Operation) -> Compute:
     (body,) = prepare(op.regions[1])
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
-        given = [values[name] for name in op.operands]
+        carried = [values[name] for name in op.operands]
         outer, results = programs.active, None
         for _ in range(MOST_ITERATIONS):
-            values.update(zip(names, given, strict=True))
-            condition, *passed = programs.given(programs.run(before, values), values)
+            values.update(zip(names, carried, strict=True))
+            condition, *passed = programs.values_passed(programs.run(before, values), values)
             # A program that has ended keeps the values that it ended with.
             results = passed if results is None else programs.merged(passed, results)
             if len(condition) == 1:
@@ -199,8 +203,8 @@ def loop_while(op: Operation) -> Compute:
                     break
                 programs.active = going_on
             values.update(zip(body.arguments, results, strict=True))
-            new = programs.given(programs.run(body, values), values)
-            given = programs.merged(new, given) if len(new) == len(given) else new
+            new = programs.values_passed(programs.run(body, values), values)
+            carried = programs.merged(new, carried) if len(new) == len(carried) else new
         else:
             raise KernelError(
                 KernelError.TIMEOUT,
@@ -222,8 +226,8 @@ def call(op: Operation) -> Compute:
         raise NotComputed(f"the call {op.text}")
     callee = name[1].strip('"')
 
-    def compute(programs: Programs, *given: Any) -> Any:
-        results = programs.call(callee, given)
+    def compute(programs: Programs, *arguments: Any) -> Any:
+        results = programs.call(callee, arguments)
         return results[0] if len(op.results) == 1 else results
 
     return compute

@@ -84,7 +84,7 @@ def compare_and_swap(op: Operation) -> Compute:
 
 @operation("tt.atomic_poll")
 def wait_for_value(op: Operation) -> Compute:
-    """Whether elements in memory are those that are waited for; with a time limit it may be no."""
+    """Whether elements in memory have the expected values; without a time limit they must."""
     dtype = pointee_of(op).dtype
 
     def compute(
@@ -170,10 +170,10 @@ def from_host(map: TensorMap) -> Descriptor:
 
 def block_of(kind: Type) -> tuple[Type, list[int]]:
     """Return the type of an element and the shape of a block from the type of a descriptor."""
-    found = re.search(r"<(?:tensor<)?((?:\d+x)+)([\w]+)", kind.element)
-    if found is None:
+    type_match = re.search(r"<(?:tensor<)?((?:\d+x)+)([\w]+)", kind.element)
+    if type_match is None:
         raise NotComputed(f"the descriptor {kind.element}")
-    return Type(found[2]), [int(length) for length in found[1].split("x")[:-1]]
+    return Type(type_match[2]), [int(length) for length in type_match[1].split("x")[:-1]]
 
 
 @operation("tt.make_tensor_descriptor")
@@ -182,10 +182,12 @@ def make(op: Operation) -> Compute:
     size = block_of(op.result_types[-1])[0].dtype.itemsize
     fills_with_nan = "nan" in op.attributes
 
-    def compute(programs: Programs, address: torch.Tensor, *given: torch.Tensor) -> Descriptor:
-        rank = len(given) // 2
-        lengths = [length.long() for length in given[:rank]]
-        strides = [stride.long() * size for stride in given[rank:]]
+    def compute(
+        programs: Programs, address: torch.Tensor, *lengths_and_strides: torch.Tensor
+    ) -> Descriptor:
+        rank = len(lengths_and_strides) // 2
+        lengths = [length.long() for length in lengths_and_strides[:rank]]
+        strides = [stride.long() * size for stride in lengths_and_strides[rank:]]
         return Descriptor(address, lengths, strides, fills_with_nan)
 
     return compute
@@ -195,12 +197,12 @@ def _positions(descriptor: Descriptor, block: list[int], starts: Any) -> list[to
     """Return the positions of a block's elements along each dimension of the tensor."""
     rank = len(descriptor.lengths)
     block = [1] * (rank - len(block)) + block
-    found = []
+    positions = []
     for axis, (length, start) in enumerate(zip(block, starts, strict=True)):
         along = torch.arange(length).view(1, *[length if i == axis else 1 for i in range(rank)])
         # The innermost stride of a tensor from the host is not in its descriptor.
-        found.append(start.long().view(-1, *[1] * rank) + along)
-    return found
+        positions.append(start.long().view(-1, *[1] * rank) + along)
+    return positions
 
 
 def _with_element_size(descriptor: Descriptor, size: int) -> Descriptor:
@@ -223,8 +225,8 @@ def load(op: Operation) -> Compute:
     def compute(programs: Programs, descriptor: Descriptor, *starts: torch.Tensor) -> torch.Tensor:
         descriptor = _with_element_size(descriptor, dtype.itemsize)
         addresses, inside = descriptor.addresses(_positions(descriptor, block, starts))
-        found = memory.read_elements(programs, addresses, inside, dtype)
-        return _fill(descriptor, found, inside).reshape(-1, *shape)
+        elements = memory.read_elements(programs, addresses, inside, dtype)
+        return _fill(descriptor, elements, inside).reshape(-1, *shape)
 
     return compute
 
@@ -239,8 +241,10 @@ def store(op: Operation) -> Compute:
         name = "fadd"
     kind = kind_of(name, element) if name else None
 
-    def compute(programs: Programs, descriptor: Descriptor, *given: torch.Tensor) -> None:
-        *starts, value = given
+    def compute(
+        programs: Programs, descriptor: Descriptor, *starts_and_value: torch.Tensor
+    ) -> None:
+        *starts, value = starts_and_value
         descriptor = _with_element_size(descriptor, size)
         addresses, inside = descriptor.addresses(_positions(descriptor, block, starts))
         value = value.reshape(-1, *addresses.shape[1:])

@@ -1,4 +1,4 @@
-"""Kernels that Triton has compiled, and what each launch of one computes, from any launcher."""
+"""Note the kernels that Triton compiles, and compute each launch of one, from any launcher."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from emulated_cuda.values.computing import on_the_cpu
 from emulated_cuda.values.results import tensors_at
 
 _ELEMENTS_AT_ONCE = 2**19
-"""So many programs run at once that a value has this many elements: enough that the time of an
-operation is that of its arithmetic, and so few that a value stays in the cache and all values of a
-launch together take few MB."""
+"""Elements of a value for all programs that run at once. With so many, calling an operation costs
+little beside its arithmetic; with so few, a value stays in the processor's cache, and all values of
+a launch take a few MB."""
 
 
 @cache
@@ -206,7 +206,7 @@ def note_compiled(cubin: bytes, text: str) -> None:
 
 def _read_beside(key: int, path: bytes) -> None:
     """Read the text of a cubin that is loaded from Triton's cache."""
-    if key not in _texts:
+    if key not in _texts:  # Triton writes the text beside the cubin, with another suffix
         with contextlib.suppress(OSError, UnicodeDecodeError):
             file = Path(path.decode()).with_suffix(".ttir")
             _texts[key] = file.read_text(encoding="utf-8")
@@ -227,7 +227,7 @@ def _compute(
         code: int = _library.emulated_fail_work(str(error).encode(), error.code)
         _library.cudaGetLastError()  # it is this launch's error, and not one of the next call
         return code
-    except Exception as error:  # a mistake of this package is no error of the user's kernel
+    except Exception as error:  # a mistake of this package, not of the user's kernel
         _library.emulated_note_work(f"{name.decode()} (which failed: {error!r})".encode())
         return 0
     except BaseException as error:  # such as Ctrl-C: it cannot pass through the driver
@@ -301,12 +301,12 @@ def _propagate(kernel: Kernel, pointers: Any) -> None:
 
     Stale tensors that it has written in part, or may have, stay stale.
     """
-    found = [
+    read_and_written = [
         tensors_at(kernel.addresses(positions, pointers))
         for positions in (kernel.accessed.read | kernel.accessed.written, kernel.accessed.written)
     ]
-    read, written = (tensors or [] for tensors in found)
-    if None in found or not kernel.accessed.is_complete:
+    read, written = (tensors or [] for tensors in read_and_written)
+    if None in read_and_written or not kernel.accessed.is_complete:
         _library.emulated_note_work(f"{kernel.name} (which reads values not known)".encode())
     else:
         staleness.propagate(read, written)

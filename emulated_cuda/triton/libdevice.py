@@ -45,9 +45,9 @@ def _reciprocal(function: Function) -> Function:
 
 
 def _log_binary(value: torch.Tensor) -> torch.Tensor:
-    found = torch.frexp(value)[1] - 1
-    found = torch.where(value == 0, -(2**31), found)
-    return torch.where(value.isfinite(), found, torch.where(value.isnan(), -(2**31), 2**31 - 1))
+    exponent = torch.frexp(value)[1] - 1
+    exponent = torch.where(value == 0, -(2**31), exponent)
+    return torch.where(value.isfinite(), exponent, torch.where(value.isnan(), -(2**31), 2**31 - 1))
 
 
 def _bessel(first: Function, second: Function) -> Function:
@@ -55,11 +55,11 @@ def _bessel(first: Function, second: Function) -> Function:
 
     def compute(order: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         order, value = torch.broadcast_tensors(order, value.double())
-        below, found = first(value), second(value)
-        result = torch.where(order == 0, below, found)
+        below, current = first(value), second(value)
+        result = torch.where(order == 0, below, current)
         for n in range(1, int(order.max()) if order.numel() else 0):
-            below, found = found, 2 * n / value * found - below
-            result = torch.where(order == n + 1, found, result)
+            below, current = current, 2 * n / value * current - below
+            result = torch.where(order == n + 1, current, result)
         return result
 
     return compute
@@ -70,18 +70,18 @@ def _bit_view(dtype: torch.dtype) -> Function:
 
 
 def _reversed_bits(value: torch.Tensor) -> torch.Tensor:
-    size, found = 8 * value.element_size(), torch.zeros_like(value)
+    size, reversed_bits = 8 * value.element_size(), torch.zeros_like(value)
     for at in range(size):
-        found |= ((value >> at) & 1) << (size - 1 - at)
-    return found
+        reversed_bits |= ((value >> at) & 1) << (size - 1 - at)
+    return reversed_bits
 
 
 def _permuted_bytes(a: torch.Tensor, b: torch.Tensor, selector: torch.Tensor) -> torch.Tensor:
-    both, found = unsigned(a) | (unsigned(b) << 32), torch.zeros_like(unsigned(a))
+    both, selected = unsigned(a) | (unsigned(b) << 32), torch.zeros_like(unsigned(a))
     for at in range(4):
         which = (unsigned(selector) >> (4 * at)) & 7
-        found |= ((both >> (8 * which)) & 255) << (8 * at)
-    return found.to(torch.int32)
+        selected |= ((both >> (8 * which)) & 255) << (8 * at)
+    return selected.to(torch.int32)
 
 
 def _first_set(value: torch.Tensor) -> torch.Tensor:

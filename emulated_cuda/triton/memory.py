@@ -1,7 +1,7 @@
 """Addresses, loads and stores: of elements by an address each, and of whole blocks.
 
 A block has addresses that are a progression, of which only the first and the steps are kept. Both
-ways touch the same elements in the same order (csrc/accesses.cpp and csrc/blocks.cpp).
+ways touch the same elements in the same order (csrc/accesses.cpp and csrc/block_accesses.cpp).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from emulated_cuda.triton.ttir import (
 
 _functions: Any = None
 _VERBS = {"load": "reads", "store": "writes"}
-"""Function of csrc/accesses.cpp and csrc/blocks.cpp -> what a message says the kernel does."""
+"""Function of csrc/accesses.cpp or csrc/block_accesses.cpp -> the verb of a message about it."""
 
 
 def functions() -> Any:
@@ -83,7 +83,7 @@ def write_elements(
         KernelError: if an address is not in memory that a card could write.
     """
     mask = active_mask(programs, mask, addresses.dim())
-    # Also if all programs store the same: each one's store counts, the last wins.
+    # If all programs have one address but values of their own, each of them stores; the last wins.
     addresses, values = torch.broadcast_tensors(addresses, values)
     addresses, mask = _spread(addresses, mask)
     values = values.expand(addresses.shape).contiguous()
@@ -194,7 +194,8 @@ def check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, si
     address = int(addresses.view(-1)[index])
     of_one = addresses.numel() // len(addresses)
     at = ""
-    if len(addresses) == programs.count:  # otherwise all programs access the same, none is named
+    # If all programs access the same addresses, these are kept once, and no program can be named.
+    if len(addresses) == programs.count:
         program = index // of_one
         position = ", ".join(str(int(programs.ids[axis][program])) for axis in "xyz")
         at = f" in program ({position})"
@@ -208,11 +209,11 @@ def check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, si
     )
 
 
-MOST_DIMS = 16  # kMostDims in csrc/blocks.cpp
+MOST_DIMS = 16  # kMostDims in csrc/block_accesses.cpp
 
 
 class _Block(ctypes.Structure):
-    """``Block`` in csrc/blocks.cpp."""
+    """``Block`` in csrc/block_accesses.cpp."""
 
     _fields_ = (
         ("bases", ctypes.c_void_p),
@@ -298,7 +299,8 @@ def _call_for_block(
     base, count = addresses.base.contiguous(), values.shape[0]
     size = values.element_size()
     lengths, steps = _arrays(addresses.shape, addresses.steps)
-    # A step of 0 from program to program: all have the same addresses, which are kept once.
+    # If all programs have the same addresses, these are kept once, and the step from one program to
+    # the next is 0.
     block = _Block(base.data_ptr(), count, int(base.shape[0] > 1))
     block.lengths, block.steps = ctypes.addressof(lengths), ctypes.addressof(steps)
     block.dims, block.size = len(lengths), size
@@ -312,8 +314,9 @@ def _call_for_block(
     index = functions()[f"emulated_{name}_block"](
         ctypes.c_void_p(values.data_ptr()), ctypes.byref(block)
     )
-    if index >= 0:  # refused: only now are all addresses needed, for the message
+    if index >= 0:  # An access was refused. Only its message needs the addresses as elements.
         every = addresses.tensor()
+        # The index counts the accesses of all programs, if the library went through each of them.
         if len(base) < count and (active is not None or mask is not None or name == "store"):
             every = every.expand(count, *addresses.shape)
         check(programs, index, _VERBS[name], every.contiguous(), size)
@@ -329,7 +332,7 @@ def pointee_of(op: Operation) -> Type:
     """Return the type of what an operation's first operand points to.
 
     Raises:
-        NotComputed: if it is no address.
+        NotComputed: if the operand is not an address.
     """
     kind = op.operand_types[0]
     if not kind.is_pointer:

@@ -28,6 +28,7 @@ def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def _odd_root(value: torch.Tensor) -> torch.Tensor:
+    # A negative number to the power of 1/3 is NaN for torch, so its sign is put back afterwards.
     return torch.sign(value) * value.abs().double().pow(1 / 3).to(value.dtype)
 
 
@@ -203,6 +204,7 @@ def high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.dtype is not torch.int64:
         product = unsigned(a) * unsigned(b)  # its 64 bits are right, also if it is negative here
         return product.bitwise_right_shift_(bits_of(a)).to(a.dtype)
+    # By halves of 32 bits, whose products fit 64 bits without sign: a = a_high * 2**32 + a_low.
     half, low = torch.tensor(32), 2**32 - 1
     a_low, a_high, b_low, b_high = a & low, shifted_right(a, half), b & low, shifted_right(b, half)
     middle = a_high * b_low + shifted_right(a_low * b_low, half)
@@ -212,22 +214,23 @@ def high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _high_bits_of_32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return what :func:`high_bits` does; random numbers need it in each of their ten rounds."""
-    if not any(a.stride()):
+    if not any(a.stride()):  # a is one number for all elements, which the C function takes as b
         a, b = b, a
     is_one = not any(b.stride()) or b.numel() == 1
     shape = torch.broadcast_shapes(a.shape, b.shape)
     a = a.expand(shape).contiguous()
     b = b if is_one else b.expand(shape).contiguous()
-    found = torch.empty_like(a)
-    pointers = [ctypes.c_void_p(value.data_ptr()) for value in (a, b, found)]
+    upper = torch.empty_like(a)
+    pointers = [ctypes.c_void_p(value.data_ptr()) for value in (a, b, upper)]
     memory.functions().emulated_high_bits(*pointers, ctypes.c_int64(a.numel()), int(is_one))
-    return found
+    return upper
 
 
 def signed_high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the upper half of a product of integers with sign."""
     if a.dtype is not torch.int64:
         return ((a.long() * b.long()) >> bits_of(a)).to(a.dtype)
+    # Read without sign, a negative a is larger by 2**64, which adds b to the upper half.
     return high_bits(a, b) - torch.where(a < 0, b, 0) - torch.where(b < 0, a, 0)
 
 
@@ -252,7 +255,9 @@ def _unsigned_division(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, 
     x, y = unsigned(a), _not_zero(unsigned(b))
     quotient = torch.div(x, y, rounding_mode="floor")
     if a.dtype is torch.int64:
-        # With a large divisor the quotient is 0 or 1. With a large dividend: half of it first.
+        # torch has no unsigned int64, so numbers from 2**63 on are negative here. A divisor from
+        # 2**63 on goes into a dividend once at most. For a smaller one, half of the dividend is
+        # divided, which is not negative, and the doubled quotient is at most 1 too small.
         half = torch.div(
             shifted_right(x, torch.tensor(1)), y.abs().clamp_min(1), rounding_mode="floor"
         )
@@ -263,6 +268,7 @@ def _unsigned_division(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _shifted_left(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # MLIR leaves a shift by the whole size or more undefined; here it is 0.
     fits = (b >= 0) & (b < bits_of(a))
     return torch.where(fits, a << torch.where(fits, b, 0), 0)
 
@@ -291,26 +297,26 @@ def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _count_bits(value: torch.Tensor) -> torch.Tensor:
-    found, left = torch.zeros_like(unsigned(value)), unsigned(value)
+    count, left = torch.zeros_like(unsigned(value)), unsigned(value)
     for at in range(bits_of(value)):
-        found += (left >> at) & 1
-    return found.to(value.dtype)
+        count += (left >> at) & 1
+    return count.to(value.dtype)
 
 
 def _leading_zeros(value: torch.Tensor) -> torch.Tensor:
     size = bits_of(value)
-    found = torch.full_like(unsigned(value), size)
-    for at in range(size):
-        found = torch.where((unsigned(value) >> at) & 1 == 1, size - 1 - at, found)
-    return found.to(value.dtype)
+    zeros = torch.full_like(unsigned(value), size)
+    for at in range(size):  # upwards: the highest bit that is set is met last, and decides
+        zeros = torch.where((unsigned(value) >> at) & 1 == 1, size - 1 - at, zeros)
+    return zeros.to(value.dtype)
 
 
 def _trailing_zeros(value: torch.Tensor) -> torch.Tensor:
     size = bits_of(value)
-    found = torch.full_like(unsigned(value), size)
-    for at in reversed(range(size)):
-        found = torch.where((unsigned(value) >> at) & 1 == 1, at, found)
-    return found.to(value.dtype)
+    zeros = torch.full_like(unsigned(value), size)
+    for at in reversed(range(size)):  # downwards: the lowest bit that is set decides
+        zeros = torch.where((unsigned(value) >> at) & 1 == 1, at, zeros)
+    return zeros.to(value.dtype)
 
 
 elementwise(
@@ -333,6 +339,7 @@ elementwise(
         "arith.remsi": lambda a, b: torch.fmod(a, _not_zero(b)),
         "arith.divui": lambda a, b: _unsigned_division(a, b)[0],
         "arith.remui": lambda a, b: _unsigned_division(a, b)[1],
+        # With a sign, the only bit of a number stands for -1: the smaller of two is their "or".
         "arith.minsi": _for_bits(torch.minimum, torch.bitwise_or),
         "arith.maxsi": _for_bits(torch.maximum, torch.bitwise_and),
         "arith.minui": _smaller,

@@ -59,6 +59,7 @@ def accessed(function: Function) -> Accessed:
     read: set[int] = set()
     written: set[int] = set()
     for op in all_operations(function.blocks):
+        # What a called function or assembly does with an address is not followed: it may do all.
         hidden = op.name == "tt.call" or _has_addresses_in_assembly(op)
         targets = op.operands if hidden else op.operands[:1]
         arguments = set(chain.from_iterable(roots[name] for name in targets))
@@ -80,6 +81,7 @@ def _has_addresses_in_assembly(op: Operation) -> bool:
 def _follow(op: Operation, roots: dict[str, set[int]]) -> None:
     """Pass the arguments from which the operands of an operation come on to its results."""
     if op.name in ("tt.load", "tt.atomic_load", "tt.call"):
+        # An address that is itself loaded from memory belongs to no argument that is known.
         if op.name == "tt.call" or op.operand_types[0].pointee.is_pointer:
             for name in op.results:
                 roots[name].add(_FROM_MEMORY)
@@ -95,11 +97,11 @@ def _follow(op: Operation, roots: dict[str, set[int]]) -> None:
 def _follow_regions(op: Operation, roots: dict[str, set[int]]) -> None:
     ends = [region[-1].operations[-1].operands for region in op.regions]
     names = op.iteration.names if op.iteration is not None else []
-    if op.name == "scf.for":
+    if op.name == "scf.for":  # its first three operands are the start, the end and the step
         _pass_on(op.operands[3:], names, roots)
         _pass_on(ends[0], names, roots)
         _pass_on(names, op.results, roots)
-    elif op.name == "scf.while":
+    elif op.name == "scf.while":  # the first value at its first region's end is the condition
         _pass_on(op.operands, names, roots)
         _pass_on(ends[0][1:], op.regions[1][0].arguments, roots)
         _pass_on(ends[0][1:], op.results, roots)
@@ -199,9 +201,9 @@ class _Parser:
     def _operation(self) -> Operation:
         line = self._next()
         results: list[str] = []
-        given = _RESULTS.match(line)
-        if given is not None:
-            results, line = _expanded(given[1]), line[given.end() :]
+        result_names = _RESULTS.match(line)
+        if result_names is not None:
+            results, line = _expanded(result_names[1]), line[result_names.end() :]
         name = _OPERATION.match(line)
         assert name is not None, line
         operation = Operation(name[1], results, [])

@@ -40,8 +40,8 @@ def chosen(mask: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tor
     # torch.where branches for each element; an exclusive or with the mask does not.
     bits = _BITS[dtype.itemsize]
     base = second.view(bits)
-    found = (first.view(bits) ^ base) * mask
-    return found.bitwise_xor_(base).view(dtype)
+    differing = (first.view(bits) ^ base) * mask
+    return differing.bitwise_xor_(base).view(dtype)
 
 
 _TAKES_NEW_MEMORY = {"tt.load"}
@@ -63,10 +63,11 @@ def spare_operands(operations: list[Operation], released: list[list[str]]) -> li
         if op.name in INTO_OPERANDS or op.name in _TAKES_NEW_MEMORY
         for name in op.results
     }
-    # What another operation may return as it is, or a view of it, is not a value's own memory.
+    # An operation may return its operand unchanged, or a view of it. Two values then share memory,
+    # and a result written over one would change the other: so its operands are not overwritten.
     for op in operations:
         if op.name not in INTO_OPERANDS and op.name not in _KEEPS_NO_VIEW:
-            own.difference_update(uses(op))  # a region may give a value as it is
+            own.difference_update(uses(op))  # a region, too, may return a value of its outer block
     return [
         tuple(at for at, name in enumerate(op.operands) if name in own.intersection(names))
         if _writes_into_operands(op)
@@ -119,7 +120,8 @@ class Step:
         if self.into_operand is not None:
             for at in self.spare:
                 room = operands[at]
-                # A value that is the same in all programs is kept once, which has no room for many.
+                # An operand that is equal in all programs has one row of memory, which is too small
+                # for a result with one row for each program.
                 if self._takes_result(room) and all(
                     tensor.shape[0] <= room.shape[0] for tensor in tensors
                 ):
@@ -127,7 +129,7 @@ class Step:
         return self.compute(programs, *tensors)
 
     def _takes_result(self, room: Any) -> bool:
-        # The elements of a progression are not its own: it keeps them for others.
+        # A progression keeps its elements for later readers, so no result may overwrite them.
         return type(room) is torch.Tensor and room.dtype is self.dtype and room.is_contiguous()
 
 
@@ -248,13 +250,13 @@ class Programs:
         if Progression not in map(type, operands):
             return step.run(self, operands, operands)
         if step.on_progressions is not None:
-            # NotImplemented: the result is no progression, so elements are written after all.
+            # NotImplemented if the result is not a progression: then its elements are computed.
             results = step.on_progressions(self, *operands)
             if results is not NotImplemented:
                 return results
         return step.run(self, operands, [as_tensor(value) for value in operands])
 
-    def given(self, end: Operation, values: Environment) -> list[Any]:
+    def values_passed(self, end: Operation, values: Environment) -> list[Any]:
         """Return the values that the end of a block passes on."""
         return [values[name] for name in end.operands]
 
@@ -288,8 +290,8 @@ class Programs:
             self.active = waiting[code.label]
             end = self.run(code, values)
             if end.name == "tt.return":
-                given = self.given(end, values)
-                returned = given if returned is None else self.merged(given, returned)
+                results = self.values_passed(end, values)
+                returned = results if returned is None else self.merged(results, returned)
             else:
                 self._branch(end, codes, values, waiting)
         self.active = outer
@@ -311,11 +313,11 @@ class Programs:
                 targets = targets[:1] if condition.item() else targets[1:]
             else:
                 masks = [self.narrowed(condition), self.narrowed(~condition)]
-        for (label, given), mask in zip(targets, masks, strict=True):
+        for (label, operands), mask in zip(targets, masks, strict=True):
             if mask is not None and not mask.any():
                 continue
             code = next(code for code in codes if code.label == label)
-            names = re.findall(r"%[\w$.#-]+", given.partition(" : ")[0])
+            names = re.findall(r"%[\w$.#-]+", operands.partition(" : ")[0])
             passed = [values[name] for name in names]
             if label not in waiting:
                 values.update(zip(code.arguments, passed, strict=True))

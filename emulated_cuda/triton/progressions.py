@@ -44,8 +44,8 @@ class Progression:
         """What all elements of all programs are; None if they differ."""
         if self.base.shape[0] > 1 or any(self.steps):
             return None
-        found: int = self.base.item()  # type: ignore[assignment]
-        return found
+        number: int = self.base.item()  # type: ignore[assignment]
+        return number
 
     def limits(self) -> tuple[int, int]:
         """Return the smallest and the largest element, as they would be if none wrapped."""
@@ -95,7 +95,7 @@ class Progression:
 
 
 def as_tensor(value: Any) -> Any:
-    """Return a value that is no progression: the elements of one, others as they are."""
+    """Return the elements of a progression; any other value as it is."""
     return value.tensor() if type(value) is Progression else value
 
 
@@ -110,10 +110,10 @@ def _ends(base: torch.Tensor) -> tuple[int, int]:
 @lru_cache(64)
 def _offsets(steps: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return what is added to the base of a program (1, ...)."""
-    found = torch.zeros([1] * (1 + len(shape)), dtype=torch.int64)
+    offsets = torch.zeros([1] * (1 + len(shape)), dtype=torch.int64)
     for axis, (step, length) in enumerate(zip(steps, shape, strict=True)):
         if step:
             wrapped = (step + 2**63) % 2**64 - 2**63
             line = torch.arange(length) * wrapped
-            found = found + line.view(-1, *[1] * (len(shape) - 1 - axis))
-    return uncounted(found.to(dtype))
+            offsets = offsets + line.view(-1, *[1] * (len(shape) - 1 - axis))
+    return uncounted(offsets.to(dtype))

@@ -27,8 +27,8 @@ def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         return torch.matmul(a.double(), b.double()).add_(c.double()).to(c.dtype)
     # A card adds products of any narrower type in single precision.
     wide = torch.float64 if a.dtype is torch.float64 else torch.float32
-    found = torch.matmul(a.to(wide), b.to(wide))
-    return found.add_(c.to(wide)).to(c.dtype)
+    wide_product = torch.matmul(a.to(wide), b.to(wide))
+    return wide_product.add_(c.to(wide)).to(c.dtype)
 
 
 @operation("tt.dot")
@@ -50,8 +50,8 @@ def scaled_dot(op: Operation) -> Compute:
     packs_rows = "lhs_k_pack = false" in op.attributes, "rhs_k_pack = false" in op.attributes
     left_form, right_form = forms[1], forms[2]
 
-    def compute(programs: Programs, *given: Any) -> torch.Tensor:
-        rest = list(given)
+    def compute(programs: Programs, *operands: Any) -> torch.Tensor:
+        rest = list(operands)
         a = rest.pop(0)
         left_scale = rest.pop(0) if has_left else None
         b = rest.pop(0)
@@ -146,12 +146,14 @@ def reduce(op: Operation) -> Compute:
 
     def compute(programs: Programs, values: Environment) -> Values:
         operands = [as_tensor(values[name]) for name in op.operands]
+        # Booleans are left out: a card adds single bits modulo 2, and torch does not.
         if usual is not None and operands[0].dtype is not torch.bool:
             return [usual(operands[0], axis)]
         operands = same_length(*operands)
         while (length := operands[0].shape[axis]) > 1:
-            # A length is a power of 2. On a card the pairs are others, with the same result if the
-            # function is associative and, for positions of equal elements, compares them.
+            # A length is a power of 2, so it can be halved. A card combines other pairs. The result
+            # is the same if the function is associative; one that returns the position of a maximum
+            # must also compare positions, because equal elements meet in another order.
             half = length // 2
             left = [value.narrow(axis, 0, half) for value in operands]
             right = [value.narrow(axis, half, half) for value in operands]
@@ -171,20 +173,20 @@ def scan(op: Operation) -> Compute:
     def scanned(programs: Programs, values: Environment, operands: Values) -> Values:
         if usual is not None and operands[0].dtype is not torch.bool:
             return [usual(operands[0], axis, dtype=operands[0].dtype)]
-        length, step = operands[0].shape[axis], 1
+        length, distance = operands[0].shape[axis], 1
         # Each round doubles how many elements a position has combined (Hillis and Steele, 1986), so
         # that a few operations on whole tensors replace a loop over the elements.
-        while step < length:
-            left = [value.narrow(axis, 0, length - step) for value in operands]
-            right = [value.narrow(axis, step, length - step) for value in operands]
+        while distance < length:
+            left = [value.narrow(axis, 0, length - distance) for value in operands]
+            right = [value.narrow(axis, distance, length - distance) for value in operands]
             combined = combine(programs, values, left, right)
             # The first elements have nothing before them. What a function returns may be one value
             # for all elements, if it is a constant.
             operands = [
-                torch.cat([value.narrow(axis, 0, step), new.expand(old.shape)], axis)
+                torch.cat([value.narrow(axis, 0, distance), new.expand(old.shape)], axis)
                 for value, new, old in zip(operands, combined, right, strict=True)
             ]
-            step *= 2
+            distance *= 2
         return operands
 
     def compute(programs: Programs, values: Environment) -> Values:
@@ -223,6 +225,7 @@ def _only_operation(op: Operation) -> str:
     if len(blocks) > 1 or len(blocks[0].operations) != 2 or len(op.operands) > 1:
         return ""
     operation = blocks[0].operations[0]
+    # In any order: what torch can apply along an axis gives the same for (a, b) and (b, a).
     is_plain = set(operation.operands) == set(blocks[0].arguments)
     return operation.name if is_plain else ""
 
@@ -232,23 +235,28 @@ def _combination(op: Operation) -> Combine:
     blocks = op.regions[0]
     (code,) = prepare(blocks)
     names = {operation.name for operation in blocks[0].operations}
+    # The function takes single numbers. Without branches it computes tensors just as well. A branch
+    # may go another way for each element, so there each element is run as a program of its own.
     by_element = bool(names & {*CONTROL, "tt.call"})
 
     def at_once(programs: Programs, outer: Environment, left: Values, right: Values) -> Values:
         values = _constants(outer)
         values.update(zip(code.arguments, [*left, *right], strict=True))
-        return programs.given(programs.run(code, values), values)
+        return programs.values_passed(programs.run(code, values), values)
 
     def one_by_one(programs: Programs, outer: Environment, left: Values, right: Values) -> Values:
         shape = left[0].shape
         flat = [value.reshape(-1) for value in (*left, *right)]
-        return [found.view(shape) for found in _on_elements(programs, code, outer, flat)]
+        return [combined.view(shape) for combined in _on_elements(programs, code, outer, flat)]
 
     return one_by_one if by_element else at_once
 
 
 def _constants(outer: Environment) -> Environment:
-    """Return the numbers around a function that are the same for all programs."""
+    """Return the numbers around a function that are the same for all programs.
+
+    Others are left out: where each element is a program, a value for each program has no meaning.
+    """
     return {
         name: value
         for name, value in outer.items()
@@ -261,5 +269,5 @@ def _on_elements(programs: Programs, code: Code, outer: Environment, flat: Value
     values = _constants(outer)
     values.update(zip(code.arguments, flat, strict=True))
     inner = programs.inner(len(flat[0]))
-    found = inner.given(inner.run(code, values), values)
-    return [value.expand(len(flat[0])) for value in found]
+    results = inner.values_passed(inner.run(code, values), values)
+    return [value.expand(len(flat[0])) for value in results]

@@ -59,7 +59,7 @@ def product(op: Operation) -> Compute:
         steps = a.steps
         if not a.is_one_number:
             factor = b.number
-            if factor is None:  # the steps of each program are others
+            if factor is None:  # a factor for each program: a progression has the same steps in all
                 return NotImplemented
             steps = tuple(step * factor for step in steps)
         return Progression(a.base * b.base, steps, a.shape)
@@ -79,26 +79,28 @@ def position_in_rows(op: Operation) -> Compute:
     def within_rows(first: torch.Tensor, number: int, a: Progression) -> torch.Tensor:
         offsets = a.offsets()
         row = torch.div(offsets, number, rounding_mode="floor")
-        found = row + first.view(-1, *[1] * len(a.shape)) if is_row else offsets - row * number
-        return found.expand(-1, *a.shape)
+        positions = row + first.view(-1, *[1] * len(a.shape)) if is_row else offsets - row * number
+        return positions.expand(-1, *a.shape)
 
     def compute(a: Progression, length: Progression) -> Any:
         number = length.number
+        # The code below rounds down and a card towards zero: the same only if nothing is negative.
         if number is None or number <= 0 or a.limits()[0] < 0 or a.wraps:
             return NotImplemented
         row = torch.div(a.base, number, rounding_mode="floor")
         column = a.base - row * number
+        # All positions of a program are in the row of its first one.
         if min(a.steps) >= 0 and int(column.max()) + a.distance() < number:
             if is_row:
                 return Progression(row, (0,) * len(a.shape), a.shape)
             return Progression(column, a.steps, a.shape)
-        if not column.any():
+        if not column.any():  # each program begins at the beginning of a row
             return within_rows(row, number, a)
         if number & (number - 1):
             return NotImplemented
         elements = a.compact()
-        found = elements >> (number.bit_length() - 1) if is_row else elements & (number - 1)
-        return found.expand(-1, *a.shape)
+        positions = elements >> (number.bit_length() - 1) if is_row else elements & (number - 1)
+        return positions.expand(-1, *a.shape)
 
     return _both(compute)
 
@@ -111,6 +113,7 @@ def in_another_size(op: Operation) -> Compute:
     def compute(programs: Any, a: Progression) -> Any:
         if torch.bool in (a.base.dtype, dtype):
             return NotImplemented
+        # An element that wraps in the shorter type does not in the longer one.
         if name != "arith.trunci" and a.wraps:
             return NotImplemented
         if name == "arith.extui" and a.limits()[0] < 0:
@@ -126,7 +129,7 @@ def address(op: Operation) -> Compute:
     size = pointee_of(op).dtype.itemsize
 
     def compute(a: Progression, count: Progression) -> Any:
-        if count.wraps:
+        if count.wraps:  # a count that wraps in its own type does not wrap as an address
             return NotImplemented
         steps = tuple(x + size * y for x, y in zip(a.steps, count.steps, strict=True))
         return Progression(torch.add(a.base, count.base, alpha=size), steps, a.shape)
@@ -149,9 +152,9 @@ def compare(op: Operation) -> Compute:
         if a.is_one_number and b.is_one_number:
             return Progression(function(a.base, b.base), a.steps, a.shape)
         if not a.wraps and not b.wraps:
-            found = _decided(name, a.limits(), b.limits())
-            if found is not None:
-                return Progression(_BITS[found], (0,) * len(a.shape), a.shape)
+            decided = _decided(name, a.limits(), b.limits())
+            if decided is not None:
+                return Progression(_BITS[decided], (0,) * len(a.shape), a.shape)
         return function(a.compact(), b.compact()).expand(-1, *a.shape)
 
     return _both(compute)
@@ -196,8 +199,8 @@ def both_masks(op: Operation) -> Compute:
 
 
 def _dtype(value: Any) -> torch.dtype:
-    found: torch.dtype = (value.base if type(value) is Progression else value).dtype
-    return found
+    dtype: torch.dtype = (value.base if type(value) is Progression else value).dtype
+    return dtype
 
 
 @on_progressions("arith.select")

@@ -30,11 +30,12 @@ def between_floats(op: Operation) -> Compute:
 
 def _towards_zero(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     nearest = rounded(value, dtype)
+    # If the nearest number is farther from zero, the next one towards zero has the bits less 1.
     is_larger = nearest.float().abs() > value.float().abs()
     bits = {1: torch.uint8, 2: torch.int16}[nearest.element_size()]
-    below = (nearest.view(bits) - 1).view(dtype)  # the next number of smaller size
-    found = torch.where(is_larger, below.view(bits), nearest.view(bits))
-    return found.view(dtype)
+    below = (nearest.view(bits) - 1).view(dtype)
+    truncated_bits = torch.where(is_larger, below.view(bits), nearest.view(bits))
+    return truncated_bits.view(dtype)
 
 
 @operation("arith.sitofp", "arith.uitofp")
@@ -43,11 +44,11 @@ def integer_to_float(op: Operation) -> Compute:
     dtype, has_sign = op.type().dtype, op.name == "arith.sitofp"
 
     def compute(programs: Any, value: torch.Tensor) -> torch.Tensor:
-        if value.dtype is torch.bool:
+        if value.dtype is torch.bool:  # with a sign, a set bit stands for -1
             return -value.to(dtype) if has_sign else value.to(dtype)
         if has_sign:
             return rounded(value.to(torch.float32) if dtype.itemsize == 1 else value, dtype)
-        if value.dtype is torch.int64:
+        if value.dtype is torch.int64:  # as torch has no uint64, a large number is negative here
             return (value.double() + (value < 0) * 2.0**64).to(dtype)
         return rounded(unsigned(value).double(), dtype)
 
@@ -226,7 +227,9 @@ def splat(op: Operation) -> Compute:
     def compute(programs: Programs, a: torch.Tensor) -> Any:
         if a.dtype.is_floating_point or not shape:
             return a.view(-1, *ones).expand(-1, *shape)
-        if a.dtype is torch.bool and a.all():  # such as that a program's row is in the matrix
+        # A mask is often true in every program, such as "the row is inside the matrix". Kept once,
+        # it is recognized as true for all elements, and loads and stores need no mask.
+        if a.dtype is torch.bool and a.all():
             a = a[:1]
         return Progression(a, steps, shape)
 
@@ -317,8 +320,8 @@ def histogram(op: Operation) -> Compute:
         if mask is not None:
             a, counted = same_length(a, counted & mask)
         rows = torch.arange(len(a)).unsqueeze(1) * bins
-        found = torch.bincount((a + rows)[counted], minlength=len(a) * bins)
-        return found.view(len(a), bins).to(dtype)
+        counts = torch.bincount((a + rows)[counted], minlength=len(a) * bins)
+        return counts.view(len(a), bins).to(dtype)
 
     return compute
 

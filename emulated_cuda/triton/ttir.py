@@ -1,8 +1,8 @@
-"""A kernel in Triton's intermediate code, and the table of what each operation of it does.
+"""A kernel in Triton's intermediate code (TTIR), and the table of what computes each operation.
 
-A kernel has types, operations, blocks and functions. The table has a row per operation, added by
-the modules that compute them. Two errors: a kernel that is not computed, and one that ends as it
-would on a card.
+A kernel consists of types, operations, blocks and functions. The table has one row for each
+operation; the modules that compute operations add the rows. A kernel can raise two errors:
+:class:`NotComputed` if it cannot be computed here, :class:`KernelError` if it would fail on a card.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ class Operation:
 
     def quoted(self) -> str:
         """Return the first text in quotes; empty if there is none."""
-        found = re.search(r'"((?:[^"\\]|\\.)*)"', self.text)
-        if found is None:
+        quotation = re.search(r'"((?:[^"\\]|\\.)*)"', self.text)
+        if quotation is None:
             return ""
         # MLIR writes special characters as two hexadecimal digits of each byte.
-        escaped = re.sub(rb"\\([0-9A-Fa-f]{2}|.)", _byte, found[1].encode())
+        escaped = re.sub(rb"\\([0-9A-Fa-f]{2}|.)", _byte, quotation[1].encode())
         return escaped.decode("utf-8", errors="replace")
 
     def integer(self, name: str) -> int:
@@ -151,15 +151,15 @@ class Operation:
         Raises:
             NotComputed: if the operation has none of this name.
         """
-        found = re.search(rf"\b{name} = (-?\d+)", self.attributes)
-        if found is None:
+        number = re.search(rf"\b{name} = (-?\d+)", self.attributes)
+        if number is None:
             raise NotComputed(f"{self.name} without {name}")
-        return int(found[1])
+        return int(number[1])
 
     def string(self, name: str) -> str:
         """Return an attribute such as ``symbol = "__nv_sin"``; empty if there is none."""
-        found = re.search(rf'\b{name} = "((?:[^"\\]|\\.)*)"', self.attributes)
-        return found[1] if found else ""
+        quotation = re.search(rf'\b{name} = "((?:[^"\\]|\\.)*)"', self.attributes)
+        return quotation[1] if quotation else ""
 
     def is_set(self, name: str) -> bool:
         """Whether an attribute is ``true``."""
@@ -211,11 +211,11 @@ def all_operations(blocks: list[Block]) -> Iterator[Operation]:
 
 def uses(op: Operation) -> set[str]:
     """Return the values that an operation needs, in its regions too."""
-    found = set(op.operands)
+    names = set(op.operands)
     for region in op.regions:
         for inner in all_operations(region):
-            found.update(inner.operands)
-    return found
+            names.update(inner.operands)
+    return names
 
 
 Compute = Callable[..., Any]

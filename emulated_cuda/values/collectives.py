@@ -1,4 +1,4 @@
-"""Collectives of ranks: with values only what is known may be sent; without, objects go over Gloo.
+"""Collectives of ranks: refuse to send values that were not computed; send objects over Gloo.
 
 NCCL moves the bytes itself. What a rank receives is known, because no rank sends a value that was
 not computed: the library asks here before each call. ``all_gather_object`` and its like send
@@ -36,12 +36,12 @@ def _over_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        group = given.get("group") or torch.distributed.group.WORLD
+        bound = signature.bind(*args, **kwargs).arguments
+        group = bound.get("group") or torch.distributed.group.WORLD
         if group is not None and "nccl" in torch.distributed.get_backend(group):
-            given["group"] = _twin(group)
-            given.pop("device", None)
-        return function(**given)
+            bound["group"] = _twin(group)
+            bound.pop("device", None)
+        return function(**bound)
 
     return call
 

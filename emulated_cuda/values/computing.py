@@ -37,12 +37,12 @@ LOW = (
 """Types for which the CPU lacks some operators."""
 
 
-def instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
+def instead(schema: Any, compute: Kernel, args: Any, kwargs: Any) -> Any:
     """Return the CPU's result in memory of the device, without the operator's workspace."""
     device = device_of(args, kwargs)
     written = {argument.name for argument in schema.arguments if is_written(argument)}
     if not written:
-        return upload(_call_on_cpu(call, args, kwargs), device)
+        return upload(_call_on_cpu(compute, args, kwargs), device)
     names = [argument.name for argument in schema.arguments]
     outs = {argument.name for argument in schema.arguments if argument.is_out}
     targets: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -50,14 +50,14 @@ def instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
     def prepared(key: str, value: Any) -> Any:
         if key not in written or not isinstance(value, torch.Tensor):
             return on_cpu(value)
-        # Not the size that torch's operator left it with: it may not have come so far.
+        # An `out` starts empty: torch's operator may have failed before it resized the tensor.
         fresh = torch.empty(0, dtype=value.dtype) if key in outs else own_output(value)
         targets.append((value, fresh))
         return fresh
 
     new_args = [prepared(names[index], value) for index, value in enumerate(args)]
     new_kwargs = {key: prepared(key, value) for key, value in kwargs.items()}
-    call(*new_args, **new_kwargs)
+    compute(*new_args, **new_kwargs)
     for target, value in targets:
         replace(target, value)
     outputs = [target for target, _ in targets]
@@ -77,16 +77,16 @@ def is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _call_on_cpu(call: Kernel, args: Any, kwargs: Any) -> Any:
+def _call_on_cpu(compute: Kernel, args: Any, kwargs: Any) -> Any:
     args = [on_cpu(value) for value in args]
     kwargs = {key: on_cpu(value) for key, value in kwargs.items()}
     try:
-        return call(*args, **kwargs)
+        return compute(*args, **kwargs)
     except RuntimeError as error:
         low = next((t.dtype for t in tensors_in((args, kwargs)) if t.dtype in LOW), None)
         if low is None or not is_unsupported(error):
             raise
-        return _cast(call(*_cast(args, LOW, torch.float32), **kwargs), (torch.float32,), low)
+        return _cast(compute(*_cast(args, LOW, torch.float32), **kwargs), (torch.float32,), low)
 
 
 def _cast(value: Any, kinds: tuple[torch.dtype, ...], dtype: torch.dtype) -> Any:
@@ -180,24 +180,26 @@ class _Computation:
         has_checked = thread.has_checked
         # Not on_the_cpu(), which would take a microsecond more for each operator.
         with torch_private.without_torch_function(), torch_private.without_keys(self._skipped):
-            call = self._compute
+            compute = self._compute
             if generator is not None:
                 randomness.advance(generator, offset, randomness.form_of(self._name, args, kwargs))
             if self._is_random:
-                call = _seeded(call, seed)
+                compute = _seeded(compute, seed)
             unknown: tuple[Any, str] | None = None
             computed = _WRITTEN
             try:
                 if results is _NOT_RUN:
-                    results = instead(self._schema, call, args, kwargs)
+                    results = instead(self._schema, compute, args, kwargs)
                 else:
-                    computed, unknown = self._write(call, results, args, kwargs)
+                    computed, unknown = self._write(compute, results, args, kwargs)
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
                 if results is _NOT_RUN or has_checked or torch_private.is_singular(error):
                     raise
                 if may_be_stale and is_assert(error):
                     staleness.check((args, kwargs))
-                unknown = _after_error(self._name, self._schema, call, args, kwargs, results, error)
+                unknown = _after_error(
+                    self._name, self._schema, compute, args, kwargs, results, error
+                )
             if computed is not _WRITTEN:
                 if may_be_stale:
                     staleness.check((args, kwargs))
@@ -227,18 +229,18 @@ class _Computation:
         with on_the_cpu():
             # Aliases keep no memory alive, as a graph keeps none.
             targets = on_cpu(results)
-            given = [on_cpu(value) for value in args]
+            cpu_args = [on_cpu(value) for value in args]
             named = {key: on_cpu(value) for key, value in kwargs.items()}
 
         def compute(seed: int) -> None:
-            call = self._compute if draw is None else _seeded(self._compute, seed)
+            compute = self._compute if draw is None else _seeded(self._compute, seed)
             with on_the_cpu():
-                self._repeat(call, targets, given, named)
+                self._repeat(compute, targets, cpu_args, named)
 
         graphs.record(compute, reads, writes, draw=draw)
         return results
 
-    def _repeat(self, call: Kernel, results: Any, args: Any, kwargs: Any) -> None:
+    def _repeat(self, compute: Kernel, results: Any, args: Any, kwargs: Any) -> None:
         """Compute the operator again into the same results.
 
         Raises:
@@ -246,9 +248,9 @@ class _Computation:
             RuntimeError: if the CPU cannot compute it.
         """
         try:
-            computed, unknown = self._write(call, results, args, kwargs)
+            computed, unknown = self._write(compute, results, args, kwargs)
         except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-            unknown = _after_error(self._name, self._schema, call, args, kwargs, results, error)
+            unknown = _after_error(self._name, self._schema, compute, args, kwargs, results, error)
             computed = _WRITTEN
         if unknown is not None:
             raise RuntimeError(unknown[1])
@@ -270,7 +272,7 @@ class _Computation:
             return _NOT_RUN
 
     def _write(
-        self, call: Kernel, results: Any, args: Any, kwargs: Any
+        self, compute: Kernel, results: Any, args: Any, kwargs: Any
     ) -> tuple[Any, tuple[Any, str] | None]:
         """Compute values and write them into the results.
 
@@ -279,13 +281,13 @@ class _Computation:
             None, or which results have no value and why.
         """
         outs = [name for name in self._outs if kwargs.get(name) is not None]
-        given = {
+        cpu_kwargs = {
             key: own_output(value) if key in outs else on_cpu(value)
             for key, value in kwargs.items()
         }
-        computed = call(*[on_cpu(value) for value in args], **given)
+        computed = compute(*[on_cpu(value) for value in args], **cpu_kwargs)
         if outs:  # not what it returns: some operators on lists return nothing
-            results, computed = [kwargs[name] for name in outs], [given[name] for name in outs]
+            results, computed = [kwargs[name] for name in outs], [cpu_kwargs[name] for name in outs]
         try:
             unwritten = write(results, computed)
         except FormError:
@@ -303,7 +305,7 @@ class _Computation:
             {key: value for key, value in kwargs.items() if key not in self._outs},
         )
         written = results, _mutated(self._schema, args, kwargs)
-        staleness.propagate(read, written, given=(args, kwargs))
+        staleness.propagate(read, written, arguments=(args, kwargs))
 
 
 def _seeded(compute: Kernel, seed: int) -> Kernel:
@@ -316,7 +318,7 @@ def _seeded(compute: Kernel, seed: int) -> Kernel:
 def _after_error(
     name: str,
     schema: Any,
-    call: Kernel,
+    compute: Kernel,
     args: Any,
     kwargs: Any,
     results: Any,
@@ -334,7 +336,7 @@ def _after_error(
             raise device_assert(name, error) from error
     elif any(tensor.dtype in LOW for tensor in tensors_in((args, kwargs))):
         try:
-            _compute_in_single_precision(schema, call, args, kwargs, results)
+            _compute_in_single_precision(schema, compute, args, kwargs, results)
         except (RuntimeError, IndexError, ValueError, TypeError) as second:
             why = str(second)
         else:
@@ -355,7 +357,7 @@ def reason(name: str, why: str) -> str:
 
 
 def _compute_in_single_precision(
-    schema: Any, call: Kernel, args: Any, kwargs: Any, results: Any
+    schema: Any, compute: Kernel, args: Any, kwargs: Any, results: Any
 ) -> None:
     def widened(value: Any) -> Any:
         value = on_cpu(value)
@@ -370,7 +372,7 @@ def _compute_in_single_precision(
     wide_kwargs = {
         key: widened(own_output(value) if key in outs else value) for key, value in kwargs.items()
     }
-    computed = call(*wide_args, **wide_kwargs)
+    computed = compute(*wide_args, **wide_kwargs)
     pairs = zip(
         _mutated(schema, args, kwargs), _mutated(schema, wide_args, wide_kwargs), strict=True
     )

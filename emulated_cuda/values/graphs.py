@@ -231,9 +231,11 @@ def _raising_own_error(replay: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def _offsets() -> dict[torch.Generator, int]:
     """Return the offsets of generators that graphs use, before torch advances them for a replay."""
-    if is_capturing():  # then torch refuses to read them
+    if is_capturing():  # during a capture torch raises if the offset of a generator is read
         return {}
     for number in _drawing - _generators.keys():
         draws = [step.draw for step in _steps.get(number, ()) if step.draw is not None]
         _generators[number] = randomness.share_generators(draws)
-    return {drawn: drawn.get_offset() for found in _generators.values() for drawn in found}
+    return {
+        drawn: drawn.get_offset() for generators in _generators.values() for drawn in generators
+    }

@@ -107,18 +107,18 @@ def share_generators(draws: Sequence[Draw]) -> list[torch.Generator]:
 
     Which generators share a state can be asked only through their offsets, outside of a capture.
     """
-    found: list[torch.Generator] = []
+    distinct: list[torch.Generator] = []
     for draw in draws:
-        offset, before = draw.generator.get_offset(), [each.get_offset() for each in found]
+        offset, before = draw.generator.get_offset(), [each.get_offset() for each in distinct]
         draw.generator.set_offset(offset + _SMALLEST_STEP)
-        after = [each.get_offset() for each in found]
+        after = [each.get_offset() for each in distinct]
         draw.generator.set_offset(offset)
-        same = [each for each, a, b in zip(found, before, after, strict=True) if a != b]
+        same = [each for each, a, b in zip(distinct, before, after, strict=True) if a != b]
         if same:
             draw.generator = same[0]
         else:
-            found.append(draw.generator)
-    return found
+            distinct.append(draw.generator)
+    return distinct
 
 
 def seeds_of_replay(
@@ -142,7 +142,8 @@ def seeds_of_replay(
         for step, form in zip(steps, forms, strict=True):
             seeds[step] = mixed(generator.initial_seed(), at)
             at += by[form]
-        if at > after:  # of operators that torch does not advance it for
+        # Some operators draw here for which torch does not advance the offset: it is advanced now.
+        if at > after:
             generator.set_offset(at)
     return seeds
 

@@ -161,8 +161,9 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
 def guided(name: str, operator: Any, original: Kernel) -> Kernel:
     """Return a kernel for a composite operator that reads values which its own operators compute.
 
-    Those compute their values while it runs, so it allocates as on a card. Kernels that it launches
-    itself do nothing, so its result is computed before.
+    The inner operators compute their values while the composite one runs, so it reads the right
+    values and allocates as on a card. Kernels that it launches directly do nothing, so its result
+    is computed on the CPU before, and is written into what it returns.
     """
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +177,7 @@ def guided(name: str, operator: Any, original: Kernel) -> Kernel:
         with staleness.ignored_work():
             try:
                 results = original(keyset, *args, **kwargs)
-            except (RuntimeError, IndexError, ValueError):  # for what it did not compute
+            except (RuntimeError, IndexError, ValueError):  # it read what its kernels did not write
                 results = None
         return _with_values(results, computed, args, kwargs)
 
@@ -199,10 +200,10 @@ def _with_values(
     results: Any, computed: Any, args: Any, kwargs: Any, outs: Sequence[str] = ()
 ) -> Any:
     with on_the_cpu():
-        found = _written(results, computed, args, [kwargs[name] for name in outs])
-        if staleness.is_possible():  # of the arguments it was checked before
-            staleness.propagate((), found, given=(args, kwargs))
-    return found
+        written = _written(results, computed, args, [kwargs[name] for name in outs])
+        if staleness.is_possible():  # the arguments were checked before, so none makes these stale
+            staleness.propagate((), written, arguments=(args, kwargs))
+    return written
 
 
 def _written(results: Any, computed: Any, args: Any, targets: list[torch.Tensor]) -> Any:

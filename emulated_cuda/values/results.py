@@ -88,14 +88,14 @@ def _memory_of(dtype: torch.dtype) -> torch.Tensor:
     if not _memory:
         every_byte = (ctypes.c_char * _SIZE).from_address(_FIRST)
         _memory[torch.uint8] = frombuffer(every_byte, dtype=torch.uint8)
-    found = _memory.get(dtype)
-    if found is None:
+    memory = _memory.get(dtype)
+    if memory is None:
         storage = _memory[torch.uint8].untyped_storage()
-        found = torch.empty(0, dtype=dtype)
-        found.set_(storage, 0, (_SIZE // found.element_size(),), (1,))
-        _memory[dtype] = found
-        hide_from_searches(found, storage, _memory[torch.uint8])
-    return found
+        memory = torch.empty(0, dtype=dtype)
+        memory.set_(storage, 0, (_SIZE // memory.element_size(),), (1,))
+        _memory[dtype] = memory
+        hide_from_searches(memory, storage, _memory[torch.uint8])
+    return memory
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -277,7 +277,7 @@ def _is_written(result: torch.Tensor, computed: Any) -> bool:
 
 
 def plain(computed: Any) -> Any:
-    """Return what was computed as tensors, where the device has returned no form to fit."""
+    """Return computed values as plain tensors, for results that the device did not allocate."""
     if isinstance(computed, Everywhere):
         return torch.tensor(computed.number)
     if isinstance(computed, Fitted):
@@ -303,7 +303,8 @@ def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> bool:
         return _write_nested(result, computed)
     if result.shape != computed.shape:
         if result.numel() == 0 or computed.numel() == 0:
-            return result.numel() == 0  # only one of the two returns it
+            # Either device may leave a result out. If the CPU did, there is no value to write.
+            return result.numel() == 0
         raise ShapeError(f"{tuple(computed.shape)} computed for {tuple(result.shape)}")
     if result.is_quantized:
         return _write_quantized(result, computed)

@@ -93,7 +93,7 @@ def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
         if staleness.is_possible():
             staleness.check((args, kwargs))
         results = None
-        # What it reads back in between was not computed, so it may fail for no fault of the user.
+        # It may read back what its own kernels have not written, and fail without a user's mistake.
         with contextlib.suppress(Unavailable, RuntimeError, IndexError, ValueError):
             if not written:
                 results = operators.run(original, keyset, args, kwargs)
@@ -113,9 +113,9 @@ def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
             )
             if not written and _is_written(results, computed):
                 return _known(results, named)
-            results = None  # it has another size than the values ask for
+            results = None  # torch's operator could not know the size, which depends on values
             if not written and not any(True for _ in tensors_in(computed)):
-                return computed  # a number
+                return computed  # a Python number, which needs no memory of the device
             for key in written:
                 if named.get(key) is not None:
                     _copy_back(named[key], on_host[key])
@@ -134,8 +134,8 @@ def _uploaded(computed: Any, named: Any) -> Any:
 
 def _known(results: Any, named: Any) -> Any:
     """Return new results, of which a kernel that ran earlier has written nothing."""
-    if staleness.is_possible():  # of the arguments it was checked before
-        staleness.propagate((), results, given=named)
+    if staleness.is_possible():  # the arguments were checked before, so none makes these stale
+        staleness.propagate((), results, arguments=named)
     return results
 
 
@@ -146,7 +146,7 @@ def _is_written(results: Any, computed: Any) -> bool:
     if results.layout is not computed.layout or results.shape != computed.shape:
         return False
     pairs = list(zip(_parts(results), _parts(computed), strict=True))
-    if any(one.shape != other.shape or one.dtype != other.dtype for one, other in pairs):
+    if any(result.shape != other.shape or result.dtype != other.dtype for result, other in pairs):
         return False
     if results.layout is torch.sparse_coo and results.is_coalesced() != computed.is_coalesced():
         return False
@@ -290,9 +290,10 @@ CARD_ARGUMENTS = {
     "aten::_linalg_svd": _SINGULAR_VALUES,
     "aten::_linalg_svd.U": _SINGULAR_VALUES,
 }
-"""Operator -> the argument that is another one on the CPU. Torch's own CUDA operator runs first, so
-what a card refuses, such as ``driver="gelsd"`` of ``lstsq``, is refused in torch's words before.
-Arguments that the CPU refuses, such as ``pivot=False`` of LU, are in :mod:`.equivalents`."""
+"""Operator -> the argument that must have another value on the CPU to give a card's results.
+Torch's own CUDA operator runs first, so what a card refuses, such as ``driver="gelsd"`` of
+``lstsq``, is refused in torch's words. Operators for whose arguments the CPU has no such value,
+such as ``pivot=False`` of LU, are in :mod:`.equivalents`."""
 
 
 def as_on_a_card(name: str, compute: Kernel) -> Kernel:
@@ -305,7 +306,8 @@ def as_on_a_card(name: str, compute: Kernel) -> Kernel:
 
 
 _HALF = (torch.float16, torch.bfloat16)
-# The CPU's kernels for these round a product, or a logarithm's argument, before they go on.
+# In half precision, the CPU kernels of the operators below round an intermediate result (a product,
+# the argument of a logarithm), and then the result again. A card rounds only the result.
 _SUMS = "aten/src/ATen/native/ufunc/add.h and cuda/CUDALoops.cuh: opmath_t"
 _LISTS = "aten/src/ATen/native/cuda/ForeachBinaryOp*.cu: opmath_t"
 _LOGIT = "aten/src/ATen/native/cuda/UnarySpecialOpsKernel.cu: logit_kernel_cuda, T_ACC"

@@ -73,7 +73,7 @@ def forget() -> None:
 def ignored_work() -> Iterator[None]:
     """Ignore kernels that run in this context: their operator's result is written afterwards."""
     global _ignoring, _known_work
-    is_possible()  # what has run before counts
+    is_possible()  # notes unknown kernels that ran before this context: those are not ignored
     _ignoring += 1
     try:
         yield
@@ -97,14 +97,16 @@ def _mark(values: Any, reason: str) -> None:
                 _stale[ref.cdata] = _Stale(ref, reason, start, start + storage.nbytes())
 
 
-def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool = False) -> None:
+def propagate(
+    inputs: Any, outputs: Any, *, arguments: Any = None, overwrites: bool = False
+) -> None:
     """Note results as stale if they were computed from stale values, otherwise as fresh.
 
     Args:
         inputs: what the operator has read.
         outputs: what it has written.
-        given: all of its arguments; storages of others are new, and fresh as a whole. By default
-            no output is new.
+        arguments: all arguments of the operator; an output with another storage is new, and fresh
+            as a whole. By default no output is new.
         overwrites: whether every element of the outputs was written, whatever they were before.
     """
     is_possible()
@@ -116,7 +118,7 @@ def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool 
     if reason is not None:
         mark(outputs, reason)
         return
-    old = None if given is None else {address for t in tensors_in(given) for address in _keys(t)}
+    old = None if arguments is None else {key for t in tensors_in(arguments) for key in _keys(t)}
     with _lock:
         _note_written(outputs, old)
 
@@ -216,7 +218,7 @@ def _block_of(address: int) -> tuple[int, int]:
 
 
 def _forget(ref: StorageWeakRef, storage: torch.UntypedStorage) -> None:
-    """Take a storage, and others of the same memory, for computed."""
+    """Treat a storage, and others with the same memory, as computed."""
     start = storage.data_ptr()
     _stale.pop(ref.cdata, None)
     for key, stale in list(_stale.items()):

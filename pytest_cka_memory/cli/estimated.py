@@ -1,4 +1,4 @@
-"""What ``emulated_cuda.estimate`` runs in a process of its own: one function, measured."""
+"""The process that ``emulated_cuda.estimate`` starts: it measures one function."""
 
 import difflib
 import importlib
@@ -43,14 +43,14 @@ class NoFunctionError(Exception):
     """There is no such function."""
 
 
-def _measured(name: str, calls: int, given: dict[str, Any]) -> dict[str, Any]:
+def _measured(name: str, calls: int, arguments: dict[str, Any]) -> dict[str, Any]:
     stack = region_stack_for(meter_for("cuda"))
     region = stack.open(thorough=True)
     ran_out = False
     try:
         function = function_of(name)
         for _ in range(calls):
-            function(**given)
+            function(**arguments)
     except Exception as error:
         if not is_out_of_memory(error, stack.meter.torch_device):
             raise
@@ -108,8 +108,8 @@ def function_of(name: str) -> Callable[..., Any]:
             raise NoFunctionError(
                 f"{name} is {kind}, so a call runs nothing of it; write a function that runs it"
             )
-    found: Callable[..., Any] = function
-    return found
+    imported: Callable[..., Any] = function
+    return imported
 
 
 _NOT_RUN = {

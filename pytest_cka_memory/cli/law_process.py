@@ -1,4 +1,4 @@
-"""What :mod:`pytest_cka_memory.measure.law_processes` starts: it runs a step by its name."""
+"""The process that :mod:`pytest_cka_memory.measure.law_processes` starts: it runs a named step."""
 
 import builtins
 import importlib
@@ -60,17 +60,17 @@ def _done(job: Mapping[str, Any], device: str) -> Any:
         varied, fixed = split_sizes(job["sizes"])
         if job["wanted"] == "law":
             law = find_law(stack, step, job["law_of"], job["sizes"])
-            found: Any = law.as_arguments()
+            answer: Any = law.as_arguments()
         else:
             runner = Runner(stack, step, tuple(varied), fixed, job["law_of"])
             least = tuple(min(values) for values in varied.values())
             runner.warm_up(least)
             if job["wanted"] == "sample":
-                found = runner.sample(job["point"])
+                answer = runner.sample(job["point"])
             else:
                 limited = LimitedRuns(stack, runner, least)
                 law = pytest_cka_memory.Law(**job["found"], limited=limited)
-                found = law.largest(job["name"], verify=job["verify"], **job["given"])
+                answer = law.largest(job["name"], verify=job["verify"], **job["given"])
     except NoFunctionError as error:
         raise RegionError(f"law(): {error}") from None
     finally:
@@ -81,7 +81,7 @@ def _done(job: Mapping[str, Any], device: str) -> Any:
             f"law(): {job['step']} does not use {device}: nothing was allocated there. Move the "
             f"model and the data to 'cuda'; {IF_ON_CPU}"
         )
-    return found
+    return answer
 
 
 def _exited(error: SystemExit, step: str) -> str:

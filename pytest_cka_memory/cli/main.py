@@ -55,11 +55,11 @@ _COMPARISONS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, or 1 for a regression, or 2 if the input cannot be used."""
     parser = _parser()
-    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     script: list[str] = []
-    if given[:1] == ["repair"]:
-        given, script = split_script(given)
-    args, more = parser.parse_known_args(given)
+    if arguments[:1] == ["repair"]:
+        arguments, script = split_script(arguments)
+    args, more = parser.parse_known_args(arguments)
     if more and not args.takes_more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     args.more, args.script = more, script
@@ -151,28 +151,28 @@ def _show(args: argparse.Namespace) -> int:
 def _compare(args: argparse.Namespace) -> int:
     tolerance = parse_tolerance(args.tolerance)
     old, new = read(args.old), read(args.new)
-    found = compare(old, new, tolerance)
-    if not found.compared:
+    differences = compare(old, new, tolerance)
+    if not differences.compared:
         raise ReportError(
             f"nothing to compare: no region ran to its end in both {args.old} "
             f"({counted(len(old.results), 'region')}) and {args.new} "
             f"({counted(len(new.results), 'region')}); use two reports of the same tests"
         )
     if args.html is not None:
-        _write_comparison(args, old, new, found)
-    sys.stdout.write(_COMPARISONS[args.format](found))
-    return REGRESSION if found.regressions else OK
+        _write_comparison(args, old, new, differences)
+    sys.stdout.write(_COMPARISONS[args.format](differences))
+    return REGRESSION if differences.regressions else OK
 
 
 def _write_comparison(
-    args: argparse.Namespace, old: Report, new: Report, found: Comparison
+    args: argparse.Namespace, old: Report, new: Report, differences: Comparison
 ) -> None:
     from pytest_cka_memory.core.two_reports import peak_differences
 
     for source in (args.old, args.new):
         _refuse_same(source, args.html, "--html")
-    peaks, unknown = peak_differences(old, new, found)
-    files.write_whole(args.html, comparison.as_html(found, peaks, unknown))
+    peaks, unknown = peak_differences(old, new, differences)
+    files.write_whole(args.html, comparison.as_html(differences, peaks, unknown))
 
 
 def _html(args: argparse.Namespace) -> int:
@@ -262,8 +262,8 @@ def _law(args: argparse.Namespace) -> int:
             print(law.at(**others))
         if args.largest:
             card = args.fits or args.card or DEFAULT_CARD
-            found = law.largest(args.largest, card=card, **others)
-            print(f"largest {args.largest} on {card}: {found:,} ({found.how})")
+            largest = law.largest(args.largest, card=card, **others)
+            print(f"largest {args.largest} on {card}: {largest:,} ({largest.how})")
     except Exception as error:  # what the step has raised, or wrong sizes
         if isinstance(error.__cause__, ProcessTracebackError):
             print(str(error.__cause__).strip(), file=sys.stderr)
@@ -274,12 +274,12 @@ def _law(args: argparse.Namespace) -> int:
 
 
 def _sizes_given(texts: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for name, value in map(_size_given, texts):
-        if name in found:
+        if name in sizes:
             raise ReportError(f"{name!r} is given twice; write all its values once, as in 1,2,4")
-        found[name] = value
-    return found
+        sizes[name] = value
+    return sizes
 
 
 def _size_given(text: str) -> tuple[str, Any]:

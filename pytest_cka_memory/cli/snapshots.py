@@ -105,9 +105,9 @@ def _replay(args: argparse.Namespace) -> int:
             print(*replay_text.lines_at_refusal(args.file.name, state, usable, card), sep="\n")
             continue
         print(f"replaying cuda:{device.index}", file=sys.stderr, flush=True)
-        found = trials.tried(snapshot, device, args.settings or ALTERNATIVES, usable)
-        data.append(replay_text.as_data(found))
-        for line in ["", *replay_text.lines(found, lines, card)][not number :]:
+        attempts = trials.tried(snapshot, device, args.settings or ALTERNATIVES, usable)
+        data.append(replay_text.as_data(attempts))
+        for line in ["", *replay_text.lines(attempts, lines, card)][not number :]:
             print(line)
     if args.json is not None:
         _write_json(args.json, data)

@@ -331,13 +331,15 @@ class SharedFramesSite(FramesSite):
 
 def _frames_of_user(frames: Iterable[tuple[CodeType, int]]) -> RawFrames:
     """Return those of `frames` that :func:`user_frames` would return."""
-    found: list[tuple[CodeType, int]] = []
+    frames_of_user: list[tuple[CodeType, int]] = []
     for code, last in frames:
         file = code.co_filename
-        is_third_of_one_file = [file, file] == [known.co_filename for known, _ in found[-2:]]
+        is_third_of_one_file = [file, file] == [
+            known.co_filename for known, _ in frames_of_user[-2:]
+        ]
         if not is_third_of_one_file and not is_foreign(file):
-            found.append((code, last))
-    return tuple(found[:_MAX_FRAMES])
+            frames_of_user.append((code, last))
+    return tuple(frames_of_user[:_MAX_FRAMES])
 
 
 def innermost_code(frames: RawFrames) -> str | None:

@@ -92,8 +92,8 @@ class Changed(NamedTuple):
 
 def conditions_of(facts: Mapping[str, Any]) -> Conditions | None:
     """Return the conditions in the facts of a session or meter; None if none are recorded."""
-    found = facts.get("conditions")
-    return tuple(sorted(found.items())) if found else None
+    conditions = facts.get("conditions")
+    return tuple(sorted(conditions.items())) if conditions else None
 
 
 def machines_of(

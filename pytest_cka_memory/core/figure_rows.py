@@ -86,9 +86,9 @@ DRIVER = "driver"
 POOLS = "pools"
 """Memory in the private pools of the allocator: those of CUDA graphs, and ``MemPool``."""
 TIMELINE = "timeline"
-"""Each allocation and release, for a picture. It is no figure."""
+"""Each allocation and release, for a picture. It is not a figure."""
 MOMENTS = "moments"
-"""The level at each allocation, for the law of a peak. It is no figure."""
+"""The level at each allocation, for the law of a peak. It is not a figure."""
 OUTSIDE_ADVICE = (
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card"
@@ -179,13 +179,13 @@ class AdditionalFigures:
     growing_graph: str | None = None
     """A tensor whose autograd graph had nodes of every batch, and what to do, if there was one."""
     memory_timeline: dict[str, Any] | None = None
-    """The data of a picture of memory over time, see :mod:`.timeline_picture`; None unless it was
+    """The data of a picture of memory over time, see :mod:`.memory_timeline`; None unless it was
     asked for and the device's allocations are recorded. It is not in the JSON report."""
     moments: dict[str, Any] | None = None
-    """The level at each allocation by line, see :class:`.samples.RecordedSample`; None unless
+    """The level at each allocation by line, see :class:`.laws.samples.RecordedSample`; None unless
     ``peak_law`` judges the test. It is not in the JSON report."""
     law: dict[str, Any] | None = None
-    """How a figure of the measured code grows with sizes, see :func:`.committed.to_dict`; None
+    """How a figure of the measured code grows with sizes, see :func:`.laws.committed.to_dict`; None
     unless the region is one of ``cka_memory.law``."""
     driver_start_bytes: Annotated[
         int | None,

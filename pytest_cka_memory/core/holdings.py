@@ -62,7 +62,7 @@ class Holding:
     inside: str | None = None
     """What allocated it if no tensor owned it, such as ``workspace``; known for the peak only."""
     kind: str | None = None
-    """What it was for, one of :data:`.core.kinds.KINDS`; known for the peak only."""
+    """What it was for, one of :data:`.sentences.KINDS`; known for the peak only."""
     keeps_bytes: int | None = None
     """How much free memory lies beside them that the allocator cannot release while they are in
     use; known for a reserve that is explained."""

@@ -139,7 +139,7 @@ RELATIONS = frozenset({"relative_to", "less_than", "at_most", "saves", "of"})
 """Arguments of ``memory_baseline`` that compare a test with another."""
 
 NO_ALLOCATIONS = "allow_no_allocations"
-"""A marker that is no limit: it permits a test to allocate nothing on a measured accelerator."""
+"""A marker that is not a limit: it permits a test to allocate nothing on a measured accelerator."""
 NO_ALLOCATIONS_HELP = (
     "limits of this test hold although it allocates nothing on the accelerator that is measured."
 )

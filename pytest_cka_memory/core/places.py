@@ -184,11 +184,11 @@ def short(filename: str) -> str:
 
 def _packages_of(filename: str) -> list[str]:
     """Return the names of the packages that a file belongs to, the outermost first."""
-    folder, found = Path(filename).parent, []
+    folder, packages = Path(filename).parent, []
     while (folder / "__init__.py").is_file() and folder.name not in ("", _user()):
-        found.append(folder.name)
+        packages.append(folder.name)
         folder = folder.parent
-    return found[::-1]
+    return packages[::-1]
 
 
 def named(path: str, root: Path) -> str:

@@ -188,9 +188,9 @@ class RelationLimit(Limit):
 
     def compared(self, record: RegionRecord, other: ComparedRegion) -> Sequence[Verdict]:
         """Return a breach for each figure that is too high, and what cannot be compared."""
-        one, two = fingerprint_of(other.facts), fingerprint_of(self.facts)
-        if (one.device, one.meter) != (two.device, two.meter):
-            return [self._breach(None, 0, f"{self.reference} ran on another device ({one})")]
+        others, own = fingerprint_of(other.facts), fingerprint_of(self.facts)
+        if (others.device, others.meter) != (own.device, own.meter):
+            return [self._breach(None, 0, f"{self.reference} ran on another device ({others})")]
         facts = changed(conditions_of(other.facts), conditions_of(self.facts))
         if not self.relation.figure:
             return self._each(record, other.record, facts)

@@ -181,10 +181,12 @@ class ReportBuilder:
 
         self._read = None
         return [
-            found
+            broken
             for nodeid, relations in waiting.items()
             for worker, relation in relations
-            for found in judged_late(self._regions, nodeid, worker, relation, self.facts_of_workers)
+            for broken in judged_late(
+                self._regions, nodeid, worker, relation, self.facts_of_workers
+            )
         ]
 
     @property
@@ -334,12 +336,12 @@ class Collection:
 
 def merged(collections: Iterable[Collection]) -> Collection:
     """Return what several processes have collected: tests of any, completeness in all."""
-    found = list(collections)
-    if not found:
+    several = list(collections)
+    if not several:
         return Collection()
     return Collection(
-        frozenset().union(*(each.tests for each in found)),
-        reduce(frozenset.intersection, (each.complete for each in found)),
+        frozenset().union(*(each.tests for each in several)),
+        reduce(frozenset.intersection, (each.complete for each in several)),
     )
 
 

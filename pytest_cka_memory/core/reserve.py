@@ -158,8 +158,8 @@ def explain_reserve(
         ``explain_reserve(torch.cuda.memory_snapshot()).parts[0].free_part_bytes``
     """
     max_split_bytes = int(settings.get("max_split_size", -1))
-    found = _LARGE_SEGMENT.search(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
-    large_page_bytes = int(found[1]) * MB if found else LARGE_PAGE
+    setting = _LARGE_SEGMENT.search(str(settings.get("PYTORCH_CUDA_ALLOC_CONF", "")))
+    large_page_bytes = int(setting[1]) * MB if setting else LARGE_PAGE
     sums: dict[tuple[str, int], _Sums] = {}
     streams = {0: 0}
     partly_used: list[PartlyUsed] = []

@@ -54,7 +54,7 @@ def note_on_peak(record: RegionRecord) -> str:
 
 
 def bytes_at_peak(record: RegionRecord) -> int:
-    """Return how much of the peak is taken for garbage."""
+    """Return how much of the peak counts as garbage."""
     return (record.garbage_at_peak_bytes if record.timeline else record.garbage_end_bytes) or 0
 
 
@@ -124,11 +124,11 @@ def _at_the_peak(record: RegionRecord) -> str:
     found_bytes = bytes_at_peak(record)
     if found_bytes < _least_bytes(record):
         return ""
-    found = format_with_unit(found_bytes)
+    size = format_with_unit(found_bytes)
     if not record.timeline:
-        return f"{found} was garbage in reference cycles when the code ended"
+        return f"{size} was garbage in reference cycles when the code ended"
     peak = format_with_unit(record.peak_bytes)
-    return f"{found} of {peak} at the peak was garbage in reference cycles"
+    return f"{size} of {peak} at the peak was garbage in reference cycles"
 
 
 def _least_bytes(record: RegionRecord) -> float:
@@ -291,12 +291,12 @@ def kinds_line(record: RegionRecord, figure: str) -> str:
             live before the region.
     """
     is_level = figure == "peak_bytes"
-    found = sums_by_kind(record.at_peak, before_region=is_level)
-    total = sum(found.values())
+    sums = sums_by_kind(record.at_peak, before_region=is_level)
+    total = sum(sums.values())
     if not total:
         return ""
-    missing = [kind for kind in _OF_TRAINING if kind not in found]
-    parts = [f"{kind} {_share(size, total)}" for kind, size in found.items()]
+    missing = [kind for kind in _OF_TRAINING if kind not in sums]
+    parts = [f"{kind} {_share(size, total)}" for kind, size in sums.items()]
     parts += [f"{kind} 0" for kind in missing if len(missing) < len(_OF_TRAINING)]
     if is_level:
         return f"at the peak, with what was live before the region: {', '.join(parts)}"

@@ -115,8 +115,8 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Changed, ...]:
     """Return the facts that have changed; none on another device, which has others."""
-    one, other = fingerprint_of(old), fingerprint_of(new)
-    if (one.device, one.meter) != (other.device, other.meter):
+    of_old, of_new = fingerprint_of(old), fingerprint_of(new)
+    if (of_old.device, of_old.meter) != (of_new.device, of_new.meter):
         return ()
     return changed(conditions_of(old), conditions_of(new))
 
@@ -126,8 +126,8 @@ def _figures_of_one(old: Report, new: Report) -> tuple[str, ...]:
 
     A CPU has no reserve, for example. On the same device a figure that is missing may hide a rise.
     """
-    one, other = fingerprint_of(old.session), fingerprint_of(new.session)
-    if (one.device, one.meter) == (other.device, other.meter):
+    of_old, of_new = fingerprint_of(old.session), fingerprint_of(new.session)
+    if (of_old.device, of_old.meter) == (of_new.device, of_new.meter):
         return ()
     known = [
         {
@@ -153,8 +153,8 @@ def keyed(results: Iterable[Result]) -> dict[RegionKey, Result]:
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    one, other = fingerprint_of(old), fingerprint_of(new)
-    for name, before, after in zip(Fingerprint._fields, one, other, strict=True):
+    of_old, of_new = fingerprint_of(old), fingerprint_of(new)
+    for name, before, after in zip(Fingerprint._fields, of_old, of_new, strict=True):
         if before != after:
             yield _named(name, before), _named(name, after)
 

@@ -320,11 +320,11 @@ def differences(
 
 def depending_on(changed: Sequence[Changed]) -> dict[str, list[Changed]]:
     """Return the compared figures that depend on some of these facts, with those facts."""
-    found = {
+    facts_of_figures = {
         figure: [fact for fact in changed if fact.fact in row.depends_on]
         for figure, row in COMPARED.items()
     }
-    return {figure: facts for figure, facts in found.items() if facts}
+    return {figure: facts for figure, facts in facts_of_figures.items() if facts}
 
 
 def not_comparable(

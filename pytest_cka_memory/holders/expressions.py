@@ -53,7 +53,7 @@ _SUBSCRIPT = r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|(?:[^][]|\[[^][]*\])*)\]"
 
 
 class _InList(str):
-    """The index of a key or element, which only a list of all of them has."""
+    """Stands for the index of a key or element, which only a list of all of them shows."""
 
     __slots__ = ()
 

@@ -364,7 +364,7 @@ class Patterns:
         self._of_entries: dict[int, int] = {}
         """By the identity of a container, the number of what is an entry of it."""
         self._are_entries: dict[int, bool] = {}
-        """By the identity of a dict, whether its keys are no names of attributes."""
+        """By the identity of a dict, whether its keys cannot be names of attributes."""
 
     def of(self, last: Reference) -> int:
         """Return a number that is equal for objects that are held in the same way."""

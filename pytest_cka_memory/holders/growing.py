@@ -1,4 +1,4 @@
-"""What grows from batch to batch: storages, the autograd graph of one tensor, a container.
+"""Find what grows from batch to batch: storages, the autograd graph of one tensor, a container.
 
 A storage explains growth if several batches have allocated one like it, or if each batch replaces
 it by a larger one. ``total = total + loss`` keeps one tensor, whose graph reaches back through all
@@ -339,7 +339,7 @@ class Container(NamedTuple):
 
 
 def shared_container(paths: Paths) -> Container | None:
-    """Return the container in which the paths of a group part; None if they do not part in one."""
+    """Return the container at which the paths of a group branch; None if they branch elsewhere."""
     shared = paths.shared
     if len(shared) == 0 or not _is_growing(shared[-1], shared[:-1]):
         return None

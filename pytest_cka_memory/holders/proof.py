@@ -104,7 +104,7 @@ class Proofs:
         return others
 
     def _others(self, step: Reference, *, is_last: bool) -> int:
-        """Return how many references an object has besides that of a path: 0 if it is the only."""
+        """Return how many references an object has besides that of a path; 0 if it has no other."""
         own = self._own.get(id(step.value), int(is_last))
         # One for the argument of getrefcount, one for `step`, one for the reference of the path.
         return sys.getrefcount(step.value) - 3 - own

@@ -1,8 +1,9 @@
 """References that the garbage collector does not see: of tensors, autograd nodes and NumPy arrays.
 
-Also those of objects of C++ that contain tensors (futures, TorchScript with its optimized code,
-DLPack capsules), the packed parameters of quantized modules, references that the collector sees but
-cannot name, such as those of a ``threading.local``, and the keys by which meters identify storages.
+Also the references of C++ objects that contain tensors (futures, TorchScript with its optimized
+code, DLPack capsules), the packed parameters of quantized modules, references that the collector
+sees but cannot name, such as those of a ``threading.local``, and the keys by which meters identify
+storages.
 """
 
 import contextvars
@@ -149,9 +150,9 @@ def _key_functions(
 def _plain_references() -> Callable[[torch.Tensor], Iterable[tuple[str, Any]]]:
     """Return a function that does what :func:`_references_of_tensor` does, in a fifth of the time.
 
-    Only for types of torch that override nothing. A search asks every live tensor, and most are no
-    views, were not computed by autograd and have neither gradient nor hooks. Reading that of a
-    tensor that is no view runs no operator, so no mode needs to be off.
+    Only for types of torch that override nothing. A search asks every live tensor, and most are
+    not views, were not computed by autograd and have neither gradient nor hooks. Reading that of a
+    tensor that is not a view runs no operator, so no mode needs to be off.
     """
     from pytest_cka_memory.meters.torch_private import TENSOR_HOOKS, base_of
 

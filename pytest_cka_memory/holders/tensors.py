@@ -1,4 +1,4 @@
-"""What messages say of a tensor or a module, read without running code of its class.
+"""Describe a tensor or a module for a message, without running code of its class.
 
 Its dtype and shape, whose gradient or hook it is, and the path of a module in its network, such as
 ``encoder.layers.2.linear1``.

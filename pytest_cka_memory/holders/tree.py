@@ -361,7 +361,7 @@ class Paths:
                 before = known.get(id(last.parent)) or self._place_before(last, on_first, known)
                 shared, branch = before.shared, before.branch or identity
                 longest = max(longest, before.length + 1)
-            else:  # it ends on the first path
+            else:  # this path ends at an object of the first path, so it shares all before that
                 shared, branch = number, identity
             if shared < count:
                 count = shared

@@ -95,7 +95,7 @@ def find_unreached(
 
 
 class _Graph:
-    """The references between objects that no name leads to, and those only they lead to."""
+    """The references between objects that no name leads to, and objects that only these lead to."""
 
     def __init__(self, rules_for: RulesForType, wanted: Collection[int], reached: Walk) -> None:
         self.objects: dict[int, Any] = {}

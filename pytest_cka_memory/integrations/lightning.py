@@ -68,13 +68,13 @@ class MemoryCallback:
 
 
 def _installed() -> tuple[str, ...]:
-    found = [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]
-    if not found:
+    installed = [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]
+    if not installed:
         raise ImportError(
             "MemoryCallback needs Lightning, but neither lightning nor pytorch_lightning is "
             "installed; install the one that the project uses"
         )
-    return tuple(found[:1])
+    return tuple(installed[:1])
 
 
 _classes: dict[tuple[type[MemoryCallback], tuple[str, ...]], type[MemoryCallback]] = {}

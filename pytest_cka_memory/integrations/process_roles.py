@@ -51,8 +51,8 @@ def take_gpu(config: pytest.Config) -> None:
     """Let each worker see one of the visible GPUs, in turn; called before CUDA starts in it."""
     visible = visible_gpus()
     if is_worker(config) and visible:
-        given: dict[str, str] = config.workerinput  # type: ignore[attr-defined]  # set by xdist
-        number = int(given["workerid"].removeprefix("gw"))
+        worker_input: dict[str, str] = config.workerinput  # type: ignore[attr-defined]  # set by xdist
+        number = int(worker_input["workerid"].removeprefix("gw"))
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]
 
 
@@ -64,8 +64,8 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [entry.strip() for entry in listed.split(",") if entry.strip()]
-    found = Path("/proc/driver/nvidia/gpus")
-    return [str(index) for index, _ in enumerate(found.iterdir())] if found.is_dir() else []
+    folder = Path("/proc/driver/nvidia/gpus")
+    return [str(index) for index, _ in enumerate(folder.iterdir())] if folder.is_dir() else []
 
 
 class Rank(NamedTuple):

@@ -113,7 +113,7 @@ def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
     if len(counts) == 1:
         yield from (Moment(site, number) for number in range(*counts))
         return
-    # Which of them is the highest may change with the size, so the highest is one as well.
+    # At other sizes another allocation may be the highest, so the highest is a candidate, too.
     yield Moment(site, None)
     for number in range(min(counts)):
         yield Moment(site, number)
@@ -133,7 +133,7 @@ class _Trial:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no moment may become the peak that has no law."""
+        """Whether every moment that may become the peak has a law."""
         return self.is_complete and not self.without_law
 
 
@@ -272,7 +272,7 @@ class _Search:
     def _degree(self, axis: Sequence[Sample], index: int, *, is_strict: bool = True) -> int | None:
         """Return the lowest degree at which the moments of `axis` have laws; None if none is.
 
-        If it is not strict, a line may have none whose level is far below the peak.
+        If `is_strict` is false, a line of code needs no law if its level is far below the peak.
         """
         # A polynomial has one factor more than its degree; the spare samples verify it.
         for degree in range(len(axis) - self._spare):

@@ -134,16 +134,16 @@ class Search:
         if not fitting:
             how = f"no {name} ran in {memory}, down to {min(self._known, default=0)}"
             return Largest.of(0, by_law, how)
-        found = self._known[fitting].reserved_bytes
+        reserved_bytes = self._known[fitting].reserved_bytes
         above = self._known.get(too_large)
-        how = f"{name}={fitting:,} ran in {memory} and reserved {found / 2**20:,.0f} MB"
+        how = f"{name}={fitting:,} ran in {memory} and reserved {reserved_bytes / 2**20:,.0f} MB"
         if above is not None and not above.fits:
             how += f"; {name}={too_large:,} ran out of memory"
         elif too_large == at_least:
             how += f"; of {name}={too_large:,} the law says that it does not fit"
         if self._unit > 1:
             how += f"; multiples of {self._unit} were tried"
-        return Largest.of(fitting, by_law, how, reserved_bytes=found)
+        return Largest.of(fitting, by_law, how, reserved_bytes=reserved_bytes)
 
     def _rounded(self, size: int) -> int:
         return size // self._unit * self._unit

@@ -247,8 +247,8 @@ class Law:
             return self._predicted(self._point({**sizes, name: value}))
 
         def fits(value: int) -> bool:
-            found = at(value)
-            return found.start_bytes + found.at_most_bytes <= limit
+            prediction = at(value)
+            return prediction.start_bytes + prediction.at_most_bytes <= limit
 
         grows = f"the {self.figure} does not grow with {name!r}: every size fits"
         by_law = highest(fits, grows)
@@ -427,13 +427,13 @@ class Law:
         return tuple(sizes[name] for name in self.names)
 
     def _check(self, names: Iterable[str], *, complete: bool) -> None:
-        given = list(names)
-        unknown = [name for name in given if name not in self.names]
+        names_of_sizes = list(names)
+        unknown = [name for name in names_of_sizes if name not in self.names]
         if unknown:
             raise ValueError(
                 f"the law has no size {unknown[0]!r}; write one of {', '.join(self.names)}"
             )
-        missing = [name for name in self.names if name not in given]
+        missing = [name for name in self.names if name not in names_of_sizes]
         if complete and missing:
             raise ValueError(f"the size {missing[0]!r} is missing; write e.g. {missing[0]}=1")
 

@@ -49,10 +49,11 @@ class Polynomial:
 
     @property
     def is_plausible(self) -> bool:
-        """Whether its coefficients are as those of code that allocates whole bytes.
+        """Whether its coefficients could be those of code that allocates whole bytes.
 
-        They are whole numbers, or halves and sixths of sums over loops, or parts for each so many
-        items; a curve through points that have another law has others.
+        Such coefficients are whole numbers, fractions such as halves and sixths if a loop adds up
+        sizes, or have a power of 2 as denominator, such as one bit for each item. A polynomial
+        through points that follow another law usually has other fractions.
         """
         return all(
             factor.denominator <= _MOST_PARTS or factor.denominator & (factor.denominator - 1) == 0

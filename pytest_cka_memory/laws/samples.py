@@ -217,12 +217,12 @@ def law_from_lines(
     solver = Solver(names, points, exponents(degrees))
     if any(moment.site not in sample.levels for sample in samples):
         return None
-    found = [sample.composition(moment) for sample in samples]
-    if not all(found) or not solver.is_determined or not solver.spare:
+    compositions = [sample.composition(moment) for sample in samples]
+    if not all(compositions) or not solver.is_determined or not solver.spare:
         return None
     exact: Polynomial | None = None
-    for site in {site: None for known in found for site in known}:
-        law = solver.solve([known.get(site, 0) for known in found])
+    for site in {site: None for known in compositions for site in known}:
+        law = solver.solve([known.get(site, 0) for known in compositions])
         if law is not None:
             exact = law if exact is None else exact + law
     if exact is None or not exact.terms:

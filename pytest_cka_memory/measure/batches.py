@@ -1,4 +1,4 @@
-"""Samples at batch boundaries, and the garbage that is freed at them."""
+"""Samples at batch boundaries, and how much of each level is garbage (``garbage_bytes``)."""
 
 import time
 from bisect import bisect_left
@@ -347,10 +347,11 @@ class BatchSamples:
         return (levels.count - highest) % period == 0
 
     def _correct_unchecked(self, most: int, garbage_bytes: int) -> None:
-        """Limit the samples since the last check to `most`, unless no garbage is to be expected.
+        """Correct the samples since the last check, which were not checked themselves.
 
-        One that has not risen was not above the known levels. It is lowered by `garbage_bytes` at
-        most, which were found now.
+        If the last checks have found no garbage, these samples are taken to have none. Otherwise
+        those of the checked size are lowered to `most`. A sample that had not risen above the known
+        levels is lowered by at most the `garbage_bytes` of this check.
         """
         size = self._boundaries[-1].size
         for boundary in self._boundaries[self._checked :]:

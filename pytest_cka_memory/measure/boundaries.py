@@ -109,19 +109,19 @@ class FirstBatches(_LoaderProxy):
         self._count = count
 
     def __iter__(self) -> Iterator[Any]:
-        taken = 0
+        batches_taken = 0
 
         def count(batch: Any) -> Any:
-            nonlocal taken
-            taken += 1
+            nonlocal batches_taken
+            batches_taken += 1
             return batch
 
         # A loop over the batches would keep the last one alive in this frame.
         yield from map(count, islice(self._loader, self._count))
-        if taken < self._count:  # an exhausted iterator or a short stream
+        if batches_taken < self._count:  # an exhausted iterator or a short stream
             raise ValueError(
-                f"the loader ended after {taken} of {counted(self._count, 'batch')}; pass one that "
-                "can be iterated more than once and has enough batches"
+                f"the loader ended after {batches_taken} of {counted(self._count, 'batch')}; pass "
+                "one that can be iterated more than once and has enough batches"
             )
 
     def __len__(self) -> int:

@@ -1,4 +1,8 @@
-"""What only the garbage collector frees: how many bytes, and the cycles that kept them alive."""
+"""The addition ``cycles``: the bytes that garbage collections free, and cycles that held them.
+
+Garbage at batch boundaries, ``garbage_bytes`` of a sample, is counted in :mod:`.batches` for every
+region. Cycles are described as text in :mod:`pytest_cka_memory.holders.cycles`.
+"""
 
 import gc
 from collections.abc import Collection, Iterator, Sequence

@@ -83,20 +83,20 @@ def target_of(
             raise ValueError(f"law({step!r}): write 'FILE.py:FUNCTION' or 'MODULE:FUNCTION'")
         if card is not None and device is not None:
             raise ValueError(f"law(card={card!r}, device={device!r}): write one of them")
-        found = device or f"{device_names.EMULATED}:{card or DEFAULT_CARD},values=off"
+        device_name = device or f"{device_names.EMULATED}:{card or DEFAULT_CARD},values=off"
         name = step
     elif device is not None and str(device).startswith(device_names.EMULATED):
-        found, name = str(device), _name_of(step)
+        device_name, name = str(device), _name_of(step)
     else:
         return None
-    if device_names.is_emulated(found):
-        device_names.parse(found)
+    if device_names.is_emulated(device_name):
+        device_names.parse(device_name)
     if MARK in os.environ:
         raise RegionError(
             f"law({name!r}) was called while the file of a step was imported to measure it; "
             "write the call under if __name__ == '__main__':"
         )
-    return Target(name, found)
+    return Target(name, device_name)
 
 
 def label_of(step: Callable[..., Any] | str) -> str:
@@ -154,11 +154,13 @@ def _is_nothing(law: Law) -> bool:
 class _LawOfProcess(Law):
     """A law whose step runs in a process of its own, also for further runs."""
 
-    def __init__(self, target: Target, job: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        super().__init__(**found, device=target.where, measure=self._sample)
+    def __init__(
+        self, target: Target, job: Mapping[str, Any], arguments_of_law: Mapping[str, Any]
+    ) -> None:
+        super().__init__(**arguments_of_law, device=target.where, measure=self._sample)
         self.elsewhere = target.device
         self._allocates_nothing = _is_nothing(self)
-        self._target, self._job, self._found = target, job, found
+        self._target, self._job, self._found = target, job, arguments_of_law
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -179,12 +181,18 @@ class _LawOfProcess(Law):
         verify: bool | None = None,
         **sizes: int,
     ) -> Largest:
-        given = {"card": card, "memory": memory, **sizes}
+        requested = {"card": card, "memory": memory, **sizes}
         # Without a run, it checks the arguments and says what the law alone says.
-        by_law = super().largest(name, verify=False, **given)  # type: ignore[arg-type]
+        by_law = super().largest(name, verify=False, **requested)  # type: ignore[arg-type]
         if verify is False:
             return by_law
-        job = {**self._job, "found": self._found, "name": name, "given": given, "verify": verify}
+        job = {
+            **self._job,
+            "found": self._found,
+            "name": name,
+            "given": requested,
+            "verify": verify,
+        }
         largest: Largest = _answer(self._target, "largest", job)
         return largest
 
@@ -215,10 +223,10 @@ def _answer(target: Target, wanted: str, job: Mapping[str, Any]) -> Any:
         if not path.exists():
             raise RegionError(f"law(): the process that ran {target.name!r} {_how_it_ended(run)}")
         # Of a process that this one has started, and that ran the user's code anyway.
-        kind, found, text = pickle.loads(path.read_bytes())
+        kind, answer, text = pickle.loads(path.read_bytes())
     if kind == "error":
-        raise found from (ProcessTracebackError(text) if text else None)
-    return found
+        raise answer from (ProcessTracebackError(text) if text else None)
+    return answer
 
 
 def _how_it_ended(run: "subprocess.CompletedProcess[str]") -> str:

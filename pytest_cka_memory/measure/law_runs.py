@@ -82,9 +82,9 @@ class Runner:
     def warm_up(self, point: Point) -> None:
         """Run once without a sample: a first run allocates what later ones reuse."""
         self.facts.runs += 1
-        with unknown_sizes() as found:
+        with unknown_sizes() as lines_of_unknown_sizes:
             self._call(point)
-        self.facts.unknown_sizes = tuple(found())
+        self.facts.unknown_sizes = tuple(lines_of_unknown_sizes())
 
     def sample(self, point: Point) -> Sample:
         """Run at some sizes.
@@ -140,16 +140,16 @@ class Runner:
 
     def _retained(self, point: Point) -> Sample:
         region = self._stack.open(thorough=True)
-        found: dict[Site, int] = {}
+        bytes_of_sites: dict[Site, int] = {}
         try:
             self._call(point)
         finally:
             with self._stack.closing(region, thorough=True) as closed:
                 for allocation in closed.survivors:
                     site = _site(allocation.site)
-                    found[site] = found.get(site, 0) + allocation.bytes
+                    bytes_of_sites[site] = bytes_of_sites.get(site, 0) + allocation.bytes
         self.facts.start_bytes = region.start.allocated_bytes
-        return _RetainedSample(point, closed.retained_bytes, found)
+        return _RetainedSample(point, closed.retained_bytes, bytes_of_sites)
 
     def _recorded(self, point: Point) -> Sample:
         stack, facts = self._stack, self.facts
@@ -287,9 +287,9 @@ class Moments(Addition):
 class _RetainedSample(Sample):
     """What a run has left, by line."""
 
-    def __init__(self, point: Point, value: int, found: Mapping[Site, int]) -> None:
+    def __init__(self, point: Point, value: int, bytes_of_sites: Mapping[Site, int]) -> None:
         super().__init__(point, value)
-        self._found = found
+        self._found = bytes_of_sites
 
     def composition(self, moment: Moment) -> Mapping[Site, int]:
         return self._found
@@ -356,14 +356,14 @@ def law_in_region(
     target = law_processes.target_of(step, card, device)
     with measure(f"law of {law_processes.label_of(step)}") as region:
         if target is not None:
-            found = law_processes.find_law(target, law_of, sizes)
+            law = law_processes.find_law(target, law_of, sizes)
         else:
             assert not isinstance(step, str), "a name has a target"
-            given = {"card": card, "device": device}  # arguments of the step, if it has such
-            given = {name: value for name, value in given.items() if value is not None}
-            found = find_law(stack, step, law_of, {**given, **sizes})
-        region.law = to_dict(found)
-    return found
+            devices = {"card": card, "device": device}  # arguments of the step, if it has such
+            devices = {name: value for name, value in devices.items() if value is not None}
+            law = find_law(stack, step, law_of, {**devices, **sizes})
+        region.law = to_dict(law)
+    return law
 
 
 def find_law(

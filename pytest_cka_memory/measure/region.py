@@ -291,7 +291,7 @@ class Region(WithRecording, FigureAttributes):
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
                 self._record = self._explained(record, self._figures_to_explain(record))
-            except BaseException:  # an interrupt too: its figures are not to be taken for whole
+            except BaseException:  # an interrupt, too: figures of a part are not the region's
                 self._record = replace(record, completed=False)
                 raise
 

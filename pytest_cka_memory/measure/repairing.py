@@ -34,14 +34,14 @@ def repairs(
         has_values=computes_values(),
         cards=emulated_cards(),
     )
-    found = search.search()
-    if found.as_it_is.figures is None and found.as_it_is.error != "out of memory":
+    tried = search.search()
+    if tried.as_it_is.figures is None and tried.as_it_is.error != "out of memory":
         raise RegionError(
-            f"repairs(): the step does not run as it is ({found.as_it_is.error}); pass a function "
+            f"repairs(): the step does not run as it is ({tried.as_it_is.error}); pass a function "
             "that can be called several times"
         )
     name = getattr(step, "__qualname__", type(step).__name__)
-    return RepairReport(found, stack.meter.device, name)
+    return RepairReport(tried, stack.meter.device, name)
 
 
 def budget_of(to: object) -> int:

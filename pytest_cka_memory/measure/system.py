@@ -103,7 +103,11 @@ class ProcessMemory(Addition):
         }
 
     def _search_graphs(self) -> None:
-        """Look for a graph that grows; one that is dropped in time is forgotten again."""
+        """Look for an autograd graph that grows with the batches.
+
+        A later search replaces the result of an earlier one: a graph that was freed meanwhile, such
+        as by a backward pass every few batches, is not reported.
+        """
         from pytest_cka_memory.meters import torch_private
 
         if self._batches > _SEARCHES[-1]:

@@ -37,8 +37,8 @@ def processor_name() -> str:
 
 def _read(readers: Mapping[str, Callable[[], str]]) -> dict[str, str]:
     """Return what differs from the usual."""
-    found = {fact: read() for fact, read in readers.items()}
-    return {fact: value for fact, value in found.items() if value}
+    values = {fact: read() for fact, read in readers.items()}
+    return {fact: value for fact, value in values.items() if value}
 
 
 def _instruction_set() -> str:
@@ -53,8 +53,8 @@ def _onednn() -> str:
 
 
 def _blas() -> str:
-    found = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return found[1] if found else ""
+    library = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return library[1] if library else ""
 
 
 def _cudnn() -> str:

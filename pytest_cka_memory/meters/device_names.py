@@ -76,5 +76,5 @@ def parse(name: str) -> Specification:
 
 def _ranks_on_this_machine() -> int:
     """Return how many ranks torchrun or another launcher has started here; 1 without one."""
-    given = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
-    return int(given) if given.isdecimal() else 1
+    processes = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
+    return int(processes) if processes.isdecimal() else 1

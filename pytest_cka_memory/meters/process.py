@@ -59,16 +59,16 @@ class ProcessTree:
         not count, because the system drops them when it needs memory. On other systems it is what
         is unique to each process.
         """
-        found = [ProcessReading(self._own.pid, _OWN, *_memory_of(self._own))]
+        readings = [ProcessReading(self._own.pid, _OWN, *_memory_of(self._own))]
         for child in self._own.children(recursive=True):
             try:
                 size, anonymous_bytes = _memory_of(child)
                 if size:  # a process that has ended and was not waited for has none
                     name = self._name_of(child)
-                    found.append(ProcessReading(child.pid, name, size, anonymous_bytes))
+                    readings.append(ProcessReading(child.pid, name, size, anonymous_bytes))
             except self._gone:  # it has ended meanwhile, or belongs to another user
                 continue
-        return found
+        return readings
 
     def _name_of(self, child: Any) -> str:
         known = self._names.get(child.pid, "")

@@ -109,14 +109,16 @@ def _node_kind(kind: type) -> _NodeKind | None:
     may_be_key = type(kind) is type  # the metaclass of a user may compare and hash in Python
     if may_be_key and kind in _node_kinds:
         return _node_kinds[kind]
-    found = None
+    node_kind = None
     if is_node(kind):
         # Not an attribute of that name which a user's own function sets.
         has_leaf = type(getattr(kind, "variable", None)) is types.GetSetDescriptorType
-        found = _NodeKind(torch_keepers.raw_saved(kind), has_leaf, kind.__name__ in _OPAQUE_NODES)
+        node_kind = _NodeKind(
+            torch_keepers.raw_saved(kind), has_leaf, kind.__name__ in _OPAQUE_NODES
+        )
     if may_be_key:
-        _node_kinds[kind] = found
-    return found
+        _node_kinds[kind] = node_kind
+    return node_kind
 
 
 @cache
@@ -275,7 +277,7 @@ class _Release:
         if kind is None or kind.is_opaque or self._python.depth(id(node)) >= _DEEPEST:
             self._is_complete = False
             return [], ()
-        values = [found for found, _ in node.next_functions if found is not None]
+        values = [after for after, _ in node.next_functions if after is not None]
         following, in_python = len(values), set()
         if kind.has_leaf and (leaf := node.variable) is not None:
             values.append(leaf)
@@ -329,7 +331,7 @@ def _is_lazy_clone(tensor: torch.Tensor) -> bool:
 def _has_hidden_parts(tensor: torch.Tensor) -> bool:
     """Whether a tensor keeps more alive than its storage and its base, which Python does not show.
 
-    A view that is no strided part of its base, such as a conjugate, has a function in C++ that
+    A view that is not a strided part of its base, such as a conjugate, has a function in C++ that
     makes it again, with tensors of its own.
     """
     with torch_private.no_subclass_function():
@@ -345,7 +347,7 @@ def _calls_back(value: Any) -> bool:
     return any(
         issubclass(type(reference), weakref.ref)  # not a proxy, which would answer for its object
         and reference.__callback__ is not None
-        # Dynamo notes a number for each module.
+        # Callbacks of Dynamo drop nothing more: they forget a number that it keeps of a module.
         and not str(getattr(reference.__callback__, "__module__", "")).startswith(
             torch_keepers.DYNAMO
         )

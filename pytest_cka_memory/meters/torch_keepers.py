@@ -72,13 +72,13 @@ def script_references(value: Any) -> list[tuple[str, Any]]:
 
 def _traced_inputs(module: torch.jit.ScriptModule) -> list[tuple[str, Any]]:
     """Return the inputs that ``torch.jit.trace`` has traced a module with, which it keeps."""
-    found: list[tuple[str, Any]] = []
+    traced: list[tuple[str, Any]] = []
     read = getattr(vars(module).get("_c"), "_retrieve_traced_inputs", None)
     inputs = {} if read is None else read()
     for method in inputs:
         for number, it in enumerate(inputs[method]):
-            found.append((f"._c._retrieve_traced_inputs()[{method!r}][{number}]", it))
-    return found
+            traced.append((f"._c._retrieve_traced_inputs()[{method!r}][{number}]", it))
+    return traced
 
 
 _PACKED = "__torch__.torch.classes.quantized."

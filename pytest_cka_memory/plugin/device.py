@@ -39,8 +39,8 @@ def load_emulated_device(early_config: pytest.Config) -> None:
             wanted.card, devices, values=wanted.values, late_events=wanted.late_events
         )
     except (DeviceError, emulated_cuda.DeviceError) as error:
-        given = early_config.known_args_namespace
-        if given.collectonly or given.help or given.version:
+        options = early_config.known_args_namespace
+        if options.collectonly or options.help or options.version:
             return
         wrong = f"{early_device_given_by(early_config)}: {error}"
         if isinstance(error, TooLateError):

@@ -276,7 +276,10 @@ def _siblings_of(item: pytest.Item) -> _Siblings:
 def _with_parameter(
     siblings: _Siblings, ids: tuple[str, ...], replacement: str
 ) -> pytest.Item | None:
-    """Return the test with one of the parameters `ids` replaced, or with these if it is one."""
+    """Return the test whose parameters are `ids` with one of them replaced; None if there is none.
+
+    If `replacement` is itself one of `ids`, the test with these is returned.
+    """
     others = [(*ids[:at], replacement, *ids[at + 1 :]) for at in range(len(ids))]
     wanted = [ids] if replacement in ids else others
     return next((siblings[each] for each in wanted if each in siblings), None)

@@ -1,4 +1,4 @@
-"""What the regions of one test measure and explain, and the files of its allocations.
+"""Decide what the regions of one test measure and explain, and write files of its allocations.
 
 With ``--cka-memory-snapshots`` the allocator's history is recorded while a test runs, and written
 if it fails. Without, a file is written at each refused allocation, while the tensors are live; it

@@ -161,8 +161,8 @@ _ALONE = _references((object(),))[0]
 def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int]]:
     """Return the exceptions that attributes of `item` keep, and how often each is referenced.
 
-    The references are counted by the identity of the exception. Others than those that lead from
-    the attributes to it are not.
+    Counts have the identity of an exception as their key. Only references on the way from the
+    attributes to the exception are counted.
     """
     keepers: dict[int, set[tuple[int, str]]] = {}
     errors: dict[int, BaseException] = {}
@@ -221,8 +221,8 @@ def _causes(error: BaseException) -> Iterator[tuple[str, BaseException]]:
     """Yield the exceptions that led to `error`, or are in its group, by how it references them."""
     parts = getattr(error, "exceptions", ())  # of an exception group
     members = list(enumerate(parts)) if type(parts) is tuple else []
-    given = [(f"given {number}", part) for number, part in members]  # in its args too
+    arguments = [(f"given {number}", part) for number, part in members]  # in its args too
     named = [("cause", error.__cause__), ("context", error.__context__)]
-    for name, part in [*named, *((f"part {number}", part) for number, part in members), *given]:
+    for name, part in [*named, *((f"part {number}", part) for number, part in members), *arguments]:
         if isinstance(part, BaseException):
             yield name, part

@@ -186,9 +186,9 @@ def value_of(config: pytest.Config, name: str) -> Any:
     Raises:
         pytest.UsageError: if the value of a flag in the ini file is neither true nor false.
     """
-    given = config.getoption(option_of(name))
-    if given is not None:
-        return given
+    from_command_line = config.getoption(option_of(name))
+    if from_command_line is not None:
+        return from_command_line
     try:
         return config.getini(ini_key(name))
     except (ValueError, TypeError, pytest.UsageError) as error:
@@ -209,8 +209,8 @@ def early_device(early_config: pytest.Config) -> str | None:
 
 def early_device_given_by(early_config: pytest.Config) -> str:
     """Return what :func:`given_by` returns for the device, before options are parsed."""
-    given = early_config.known_args_namespace.cka_memory_device
-    return option_of("device") if given else _key_and_file(early_config, "device")
+    from_command_line = early_config.known_args_namespace.cka_memory_device
+    return option_of("device") if from_command_line else _key_and_file(early_config, "device")
 
 
 def are_given(config: pytest.Config) -> bool:

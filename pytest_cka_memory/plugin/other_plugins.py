@@ -1,4 +1,4 @@
-"""What other plugins add by hooks: limits, and fields of regions; checks what they return.
+"""Limits, and fields of regions, that other plugins add by hooks; checks what they return.
 
 Imported with the first test that may have limits, or for which a plugin adds fields.
 """

@@ -145,24 +145,24 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
 
 def _report(config: pytest.Config) -> "tuple[bool, RowChoice | None]":
     """Return whether the table is printed, and its rows if the user has chosen them."""
-    given = value_of(config, "report")
+    choice = value_of(config, "report")
     is_option = config.getoption(option_of("report")) is not None
-    if not isinstance(given, str):
-        return bool(given), None
-    if not is_option and given.lower() in (*_TRUE, *_FALSE):
-        return given.lower() in _TRUE, None
+    if not isinstance(choice, str):
+        return bool(choice), None
+    if not is_option and choice.lower() in (*_TRUE, *_FALSE):
+        return choice.lower() in _TRUE, None
     from pytest_cka_memory.reports.tables import choice_of
 
     try:
-        return True, choice_of(given)
+        return True, choice_of(choice)
     except ReportError as error:
         hint = "" if is_option else "; or true or false"
         raise pytest.UsageError(f"{given_by(config, 'report')}: {error}{hint}") from None
 
 
 def _valued(config: pytest.Config, name: str) -> str | None:
-    given: str | None = config.getoption(option_of(name))
-    return given if given is not None else value_of(config, name) or None
+    from_command_line: str | None = config.getoption(option_of(name))
+    return from_command_line if from_command_line is not None else value_of(config, name) or None
 
 
 def _device(config: pytest.Config) -> str:
@@ -239,16 +239,16 @@ def _timeline(config: pytest.Config) -> str | None:
     pattern = _valued(config, "timeline")
     if pattern is None:
         return None
-    given = given_by(config, "timeline")
+    option = given_by(config, "timeline")
     # pytest takes a file behind the option for its value, and would run all other tests instead.
     if (config.invocation_params.dir / pattern).exists():
         raise pytest.UsageError(
-            f"{given}: {pattern!r} is a file or folder, not a part of a test's name; write the "
+            f"{option}: {pattern!r} is a file or folder, not a part of a test's name; write the "
             "option after the files, or --cka-memory-timeline='*' for all tests"
         )
     if _valued(config, "html") is None:
         raise pytest.UsageError(
-            f"{given}: memory over time is drawn in the page; add --cka-memory-html=PATH"
+            f"{option}: memory over time is drawn in the page; add --cka-memory-html=PATH"
         )
     return pattern
 

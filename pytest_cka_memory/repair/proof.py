@@ -134,12 +134,12 @@ def difference(before: str, *after: str) -> Difference:
         missing = sorted(old["gradients"].keys() ^ new["gradients"].keys())
         raise ValueError(f"only one run has a gradient of {missing[0].partition('.')[2]}")
     for name, tensor in old["gradients"].items():
-        other = new["gradients"][name]
-        pairs.append((f"gradient of {name.partition('.')[2]}", tensor, other))
+        computed = new["gradients"][name]
+        pairs.append((f"gradient of {name.partition('.')[2]}", tensor, computed))
     largest, where, is_equal = 0.0, "", True
-    for name, one, other in pairs:
-        is_equal &= torch.equal(one, other)
-        relative = _relative(one.double(), other.double())
+    for name, expected, computed in pairs:
+        is_equal &= torch.equal(expected, computed)
+        relative = _relative(expected.double(), computed.double())
         if relative > largest:
             largest, where = relative, name
     return Difference(is_equal, largest, where, len(pairs))
@@ -151,13 +151,13 @@ def _zipped(old: Any, new: Any, key: str) -> Iterator[tuple[torch.Tensor, torch.
     yield from zip(old[key], new[key], strict=True)
 
 
-def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
-    if one.shape != other.shape:
+def _relative(expected: torch.Tensor, computed: torch.Tensor) -> float:
+    if expected.shape != computed.shape:
         return float("inf")
-    if not one.numel():
+    if not expected.numel():
         return 0.0
-    scale = max(float(one.abs().max()), 1e-30)
-    return float((one - other).abs().max()) / scale
+    scale = max(float(expected.abs().max()), 1e-30)
+    return float((expected - computed).abs().max()) / scale
 
 
 _SAME_VALUE = ("ToCopy", "Clone", "Alias", "View", "Reshape", "UnsafeView", "Squeeze", "Unsqueeze")
@@ -290,12 +290,12 @@ class Mixing:
     def _note_reduction(
         self, tensor: torch.Tensor, args: Any, kwargs: dict[str, Any], result: Any
     ) -> None:
-        given = kwargs.get("dim", kwargs.get("axis", next(iter(_dimensions(args[1:])), None)))
-        given = [given] if isinstance(given, int) else given
-        if given is None:
+        axes = kwargs.get("dim", kwargs.get("axis", next(iter(_dimensions(args[1:])), None)))
+        axes = [axes] if isinstance(axes, int) else axes
+        if axes is None:
             if isinstance(result, torch.Tensor) and not result.dim():
                 self._scalars[id(result)] = result, tensor.shape[0]
-        elif 0 in [number % tensor.dim() for number in given] and len(given) < tensor.dim():
+        elif 0 in [number % tensor.dim() for number in axes] and len(axes) < tensor.dim():
             self._reduced.add(tensor.shape[0])
 
     def end(self) -> None:

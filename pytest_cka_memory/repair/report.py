@@ -120,17 +120,17 @@ def recommended(repairs: Repairs) -> list[Trial]:
             return []
         fitting = repairs.fitting
         exact = [trial for trial in fitting if keeps_numbers(trial)]
-        found = [*exact[:1], *fitting[:1]]
+        recommended = [*exact[:1], *fitting[:1]]
     else:
         singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
         exact = [trial for trial in singles if keeps_numbers(trial)]
         candidates = [*exact[:1], repairs.lowest_exact]
-        found = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
-        if not found and repairs.lowest is not None:
-            found = [repairs.lowest]
+        recommended = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
+        if not recommended and repairs.lowest is not None:
+            recommended = [repairs.lowest]
         # What was asked for by giving several cards.
-        found += [trial for trial in singles if trial.cards > 1 and trial not in found]
-    return list({trial.name: trial for trial in found}.values())
+        recommended += [trial for trial in singles if trial.cards > 1 and trial not in recommended]
+    return list({trial.name: trial for trial in recommended}.values())
 
 
 def fits_as_it_is(repairs: Repairs) -> bool:

@@ -59,13 +59,13 @@ class Script:
 
     @contextmanager
     def _as_main(self, module: ModuleType, folder: str) -> Iterator[None]:
-        main, given, path = sys.modules["__main__"], sys.argv, sys.path[:]
+        main, arguments, path = sys.modules["__main__"], sys.argv, sys.path[:]
         sys.modules["__main__"], sys.argv = module, [self._path, *self._arguments]
         sys.path.insert(0, folder)
         try:
             yield
         finally:
-            sys.modules["__main__"], sys.argv, sys.path[:] = main, given, path
+            sys.modules["__main__"], sys.argv, sys.path[:] = main, arguments, path
 
 
 def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

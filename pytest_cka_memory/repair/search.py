@@ -228,13 +228,13 @@ class Search:
         if not ran:
             return []
         best = min(ran, key=lambda change: self._try((change,)).peak_bytes)
-        found = []
+        tried = []
         for change in checkpointing.variants(best):
             if self._is_late:
                 break
             self._try((change,))
-            found.append(change)
-        return found
+            tried.append(change)
+        return tried
 
     def _observe(self) -> Observed:
         self._progress("as it is, observed")

@@ -44,7 +44,7 @@ class Sizes:
 
     @property
     def share(self) -> int:
-        """What the work is proportional to."""
+        """A number to which the work of a run is proportional: rows times columns of the inputs."""
         return max(self.batch, 1) * max(self.tokens, 1)
 
 
@@ -97,7 +97,7 @@ class Shrunk:
 
 @contextmanager
 def made_smaller(before: Sizes, now: Sizes) -> Iterator[Shrunk]:
-    """Make tensors smaller in the block whose first size is a batch, as a test's own code does it.
+    """Give tensors that the test's own code makes in the block a smaller batch, their first size.
 
     What models make, and what is made while they are made, keeps its size.
     """
@@ -126,7 +126,7 @@ class _Smaller(TorchFunctionMode):
             return args, {**kwargs, "size": self._smaller(kwargs["size"])}
         if all(isinstance(each, int) for each in args) and func is not _RANDOM_INTEGERS:
             return tuple(self._smaller(args)), kwargs
-        sized = (tuple, list)  # randint may have one bound or two before its size
+        sized = (tuple, list)  # the size of randint is the argument after one bound or two
         return tuple(self._smaller(a) if isinstance(a, sized) else a for a in args), kwargs
 
     def _smaller(self, size: Any) -> Any:
@@ -141,7 +141,7 @@ class _Smaller(TorchFunctionMode):
 
 
 def _is_of_test() -> bool:
-    """Whether the user's code that makes a tensor is not part of a module."""
+    """Whether a tensor is made by the user's code outside of a module's __init__ and forward."""
     frame: Any = sys._getframe(2)  # what called the factory
     while frame is not None and not is_users(frame.f_code.co_filename):
         if frame.f_code.co_name in ("__init__", "forward"):

@@ -156,8 +156,8 @@ def keeps_numbers(trial: Trial) -> bool:
 
 def line_of(number: int, trial: Trial, seconds: float) -> str:
     """Return the line that shows the progress of a search after a trial."""
-    found = trial.error if trial.figures is None else f"{trial.peak_bytes / 2**20:,.0f} MB"
-    return f"{number:3}  {found:>12}  {trial.name}  ({seconds:.1f} s)"
+    outcome = trial.error if trial.figures is None else f"{trial.peak_bytes / 2**20:,.0f} MB"
+    return f"{number:3}  {outcome:>12}  {trial.name}  ({seconds:.1f} s)"
 
 
 _LEAST_LIMIT_S = 60.0

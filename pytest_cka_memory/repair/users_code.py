@@ -95,11 +95,11 @@ def _variables(code: CodeType) -> Sequence[Unused]:
         if isinstance(node, ast.Name) and node.id in uses:
             uses[node.id].append(node)
     lines = Path(code.co_filename).read_bytes().splitlines(keepends=True)
-    found: list[Unused] = []
+    unused: list[Unused] = []
     for block, targets in _blocks(function):
         for name in own & targets.keys():
-            found += _variable(code, name, uses[name], block, targets[name], lines)
-    return tuple(found)
+            unused += _variable(code, name, uses[name], block, targets[name], lines)
+    return tuple(unused)
 
 
 def _blocks(function: ast.AST) -> Iterator[tuple[list[ast.stmt], dict[str, int]]]:
@@ -255,7 +255,7 @@ def _globals_used(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
 @functools.lru_cache(maxsize=256)
 def _names_used(kind: Hashable) -> list[tuple[str, dict[str, Any]]]:
     """Return the names that a forward uses, and the user's functions and methods it calls."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    namespaces: list[tuple[str, dict[str, Any]]] = []
     seen: set[CodeType] = set()
     left: list[Any] = [getattr(kind, "forward", None)]
     while left:
@@ -266,13 +266,13 @@ def _names_used(kind: Hashable) -> list[tuple[str, dict[str, Any]]]:
         seen.add(code)
         values = function.__globals__
         for name in code.co_names:
-            found.append((name, values))
+            namespaces.append((name, values))
             for value in (values.get(name), getattr(kind, name, None)):
                 if isinstance(value, FunctionType):
                     left.append(value)
                 elif isinstance(value, type) and issubclass(value, torch.autograd.Function):
                     left += [value.forward, value.backward]
-    return found
+    return namespaces
 
 
 class UntilStep:
@@ -337,14 +337,14 @@ _WITHOUT_VALUES = {
 
 
 def _options_of(optimizer: torch.optim.Optimizer) -> list[tuple[str, object]]:
-    found: list[tuple[str, object]] = []
+    state: list[tuple[str, object]] = []
     for group in optimizer.param_groups:
         for name, value in group.items():
             if isinstance(value, torch.Tensor):
-                found.append((name, (id(value), value._version)))
+                state.append((name, (id(value), value._version)))
             elif name != "params":
-                found.append((name, value))
-    return found
+                state.append((name, value))
+    return state
 
 
 def random_state(device: str) -> object:

@@ -127,10 +127,10 @@ def step_in_backward(optimizer):
     for group in optimizer.param_groups:
         accepted = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
         options = {name: group[name] for name in group if name in accepted}
-        given = {name: group[name] for name in group if name != "param_names"}
+        settings = {name: group[name] for name in group if name != "param_names"}
         for parameter in group["params"]:
             if parameter.requires_grad:
-                own = type(optimizer)([{**given, "params": [parameter]}], **options)
+                own = type(optimizer)([{**settings, "params": [parameter]}], **options)
                 optimizer.of_parameter[parameter] = own, group
                 parameter.register_post_accumulate_grad_hook(update)
     return optimizer
@@ -145,10 +145,10 @@ class MicroBatches(torch.autograd.Function):
         for loss in losses:
             with torch.enable_grad():
                 part = loss()
-            found = list(torch.autograd.grad(part, parameters, allow_unused=True))
+            gradients = list(torch.autograd.grad(part, parameters, allow_unused=True))
             total = total + part.detach()
-            for number, new in enumerate(found):
-                old, found[number] = sums[number], None
+            for number, new in enumerate(gradients):
+                old, gradients[number] = sums[number], None
                 sums[number] = new if old is None else old if new is None else old.add_(new)
             del part, new, old
         ctx.sums = sums

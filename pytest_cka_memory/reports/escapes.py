@@ -61,10 +61,10 @@ def cell(text: str) -> str:
 
 
 def command_message(text: str) -> str:
-    """Return the message of a workflow command of GitHub, which is one line."""
+    """Escape the message of a GitHub annotation (a workflow command), which must be one line."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def command_property(text: str) -> str:
-    """Return the value of a property of a workflow command, which a comma or colon would end."""
+    """Escape a property of a GitHub annotation, which a comma or a colon would end."""
     return command_message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,4 +1,4 @@
-"""What a recording says: how much was in use and reserved, when, and by which lines."""
+"""Analyse a recording: how much was in use and reserved, when, and by which lines of code."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ class Lines:
         if site < 0:
             return BEFORE, ()
         if site not in self._texts:
-            found = self._snapshot.sites[site]
-            texts = [self._frame(frame) for frame in found.frames]
-            words = (text for flag, text in _UNKNOWN.items() if found.flags & flag)
+            recorded_site = self._snapshot.sites[site]
+            texts = [self._frame(frame) for frame in recorded_site.frames]
+            words = (text for flag, text in _UNKNOWN.items() if recorded_site.flags & flag)
             first = texts[0] if texts else next(words, NO_STACK)
             self._texts[site] = first, tuple(texts[1:])
         return self._texts[site]
@@ -89,9 +89,9 @@ class Lines:
 
     def grouped(self, rows: Sequence[Live]) -> list[Line]:
         """Return what was in use by line, largest first."""
-        found: dict[str, list[Live]] = {}
+        parts_of_lines: dict[str, list[Live]] = {}
         for row in rows:
-            found.setdefault(self.text(row.site)[0], []).append(row)
+            parts_of_lines.setdefault(self.text(row.site)[0], []).append(row)
         lines = [
             Line(
                 text,
@@ -100,7 +100,7 @@ class Lines:
                 sum(part.bytes for part in parts),
                 sum(part.blocks for part in parts),
             )
-            for text, parts in found.items()
+            for text, parts in parts_of_lines.items()
         ]
         return sorted(lines, key=lambda line: (-line.bytes, line.line))
 
@@ -171,11 +171,11 @@ def kept_by_line(device: Device, state: ReserveState, lines: Lines) -> list[Kept
         lines: writes the sites of the file.
     """
     sites = {block.address: block.site for segment in device.segments for block in segment.blocks}
-    found: dict[str, list[int]] = {}
+    kept: dict[str, list[int]] = {}
     for part in state.partly_used:
         for line in {lines.text(sites.get(address, 0))[0] for address in part.blocks}:
-            entry = found.setdefault(line, [0, 0])
+            entry = kept.setdefault(line, [0, 0])
             entry[0] += part.free_bytes
             entry[1] += 1
-    rows = (Kept(line, *entry) for line, entry in found.items())
+    rows = (Kept(line, *entry) for line, entry in kept.items())
     return sorted(rows, key=lambda row: (-row.bytes, row.line))

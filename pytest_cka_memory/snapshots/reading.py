@@ -196,7 +196,7 @@ def _answer(path: Path, size: int) -> dict[str, Any]:
             timeout=10 * seconds,  # the limit above is on the time that it computes
             check=False,
         )
-        kind, found = unpacked(done.stdout)
+        kind, content = unpacked(done.stdout)
     except (ValueError, EOFError, TypeError, subprocess.TimeoutExpired):
         raise ReportError(
             f"{refusal}it took more than {seconds} s or {format_with_unit(memory)}, which no "
@@ -208,8 +208,8 @@ def _answer(path: Path, size: int) -> dict[str, Any]:
             "size does"
         )
     if kind == "refused":
-        raise ReportError(f"{refusal}{found}")
-    answer: dict[str, Any] = found
+        raise ReportError(f"{refusal}{content}")
+    answer: dict[str, Any] = content
     return answer
 
 
@@ -254,7 +254,7 @@ def _add_segment(devices: list[Device], row: Sequence[Any]) -> None:
         empty = (array("Q"), array("Q"), array("Q"), array("I"), array("I"), array("I"))
         devices.append(Device(len(devices), b"", *empty, [], [DEFAULT_POOL], False))
     device = devices[number]
-    found = Segment(
+    segment = Segment(
         number,
         address,
         size,
@@ -264,7 +264,7 @@ def _add_segment(devices: list[Device], row: Sequence[Any]) -> None:
         is_expandable,
         tuple(Block(*block) for block in blocks),
     )
-    device.segments.append(found)
+    device.segments.append(segment)
 
 
 def _number_of(name: Any, names: list[Any]) -> int:

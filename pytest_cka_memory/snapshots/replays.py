@@ -60,7 +60,7 @@ class Replayed:
     levels: array[int] | None = None
     """The reserve after them."""
     layout: Sequence[Any] = ()
-    """Segments at the begin of the recording, as :func:`emulated_cuda.replaying` returns them."""
+    """Segments at the recording's beginning, as :func:`emulated_cuda.replaying` returns them."""
     streams_reused: bool = False
     refused_positions: int = 0
     """Segments that could not be where the recording has them."""
@@ -166,9 +166,9 @@ class Exactness:
     """How a replay under the recording's own settings differs from the recording."""
 
     start_difference_bytes: int
-    """Reserve at the begin, replayed less recorded."""
+    """Reserve at the beginning, replayed less recorded."""
     wrong_segments: int
-    """Segments at the begin whose blocks are not as they were."""
+    """Segments at the beginning whose blocks are not as they were."""
     allocations: int
     growths: int
     """How many times the card gave memory."""
@@ -279,22 +279,22 @@ def _level_before(replayed: Replayed, request: int) -> int:
 
 
 def _wrong_segments(request_list: Requests, replayed: Replayed) -> int:
-    """Return how many segments at the begin are not as the recording had them."""
+    """Return how many segments at the beginning are not as the recording had them."""
     wanted = [
         (segment["bytes"], segment["is_small"], segment["blocks"])
         for segment in layout_of(request_list.beginning)
     ]
-    found = [
+    rebuilt = [
         (size, is_small, [tuple(block) for block in _merged(blocks)])
         for _, size, _, is_small, _, blocks in sorted(replayed.layout)
     ]
     # The order matters: of two blocks of one size, the allocator takes that at the lower address.
     # Only the address ranges of expandable segments lie anywhere.
     expandable = any(segment.is_expandable for segment in request_list.beginning.segments)
-    if wanted == found or (expandable and sorted(wanted) == sorted(found)):
+    if wanted == rebuilt or (expandable and sorted(wanted) == sorted(rebuilt)):
         return 0
     missing = Counter(map(_hashable, wanted))
-    missing.subtract(map(_hashable, found))
+    missing.subtract(map(_hashable, rebuilt))
     wrong = sum(number for number in missing.values() if number > 0)
     return max(1, wrong)
 

@@ -310,14 +310,14 @@ class _Follower:
         freed_by = self._maker.made.beginning.freed_by
         columns = (device.actions, device.addresses, device.sizes, device.streams, device.pools)
         last = -1
-        given: tuple[int, int] | None = None
+        block: tuple[int, int] | None = None
         for number, (action, address, size, stream, pool) in enumerate(zip(*columns, strict=True)):
             if action == SEGMENT_ALLOC:
-                given = (address, size)
+                block = (address, size)
             elif action == ALLOC:
-                if given is not None and given[0] <= address < sum(given):
-                    self._maker.grow(*given)
-                given = None
+                if block is not None and block[0] <= address < sum(block):
+                    self._maker.grow(*block)
+                block = None
                 add(replaying.ALLOCATE, address, size, stream, pool, number)
             elif action == freed_by:
                 add(replaying.FREE, address, event=number)

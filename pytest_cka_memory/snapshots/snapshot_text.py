@@ -1,4 +1,4 @@
-"""What a recording says, as a screenful of text and as builtin types."""
+"""The analysis of a recording as a screenful of text, and as builtin types."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _moment(moment: Moment, other: str) -> str:
     first, second = moment.used_bytes, moment.reserved_bytes
     if other == "in use":
         first, second = second, first
-    when = "at the begin" if moment.event < 0 else f"at event {moment.event:,}"
+    when = "at the beginning" if moment.event < 0 else f"at event {moment.event:,}"
     time = "" if moment.seconds is None else f" ({moment.seconds:,.2f} s)"
     return f"{_mb(first)} {when}{time}, with {_mb(second)} {other}"
 

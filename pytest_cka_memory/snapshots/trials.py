@@ -1,4 +1,8 @@
-"""What would have made it fit: a recording under several settings, and with its cache emptied."""
+"""Try what would have prevented an out-of-memory error, or lowered the reserve, of a recording.
+
+The recorded requests are replayed under other settings of the allocator, and with its cache emptied
+at some point.
+"""
 
 from __future__ import annotations
 
@@ -118,17 +122,17 @@ def tried(
     # Without attempts and with releases, the first does what the recording's card did.
     as_it_was, *unlimited = replays.run(request_list, [Run(own, False, True, True), *runs_of_texts])
     error = as_it_was.error or ("" if as_it_was.refused is None else "it fills an emulated card")
-    found = None if error else replays.exactness(request_list, device, as_it_was)
-    aged = found and replays.in_order_of_ages(request_list, device, own, found)
+    exactness = None if error else replays.exactness(request_list, device, as_it_was)
+    aged = exactness and replays.in_order_of_ages(request_list, device, own, exactness)
     if aged:
         as_it_was, unlimited[0] = aged
-        found = replays.exactness(request_list, device, as_it_was)
+        exactness = replays.exactness(request_list, device, as_it_was)
     in_place = Run(own, positioned=not aged)
     of_recording = None
     if usable_bytes is None:
         usable_bytes = of_recording = recorded_usable(device, request_list)
     trials = Trials(
-        snapshot, device, request_list, found, error, usable_bytes, of_recording is not None
+        snapshot, device, request_list, exactness, error, usable_bytes, of_recording is not None
     )
     emptied = _emptied(request_list, in_place, unlimited[0])
     runs: list[_Tried] = [
@@ -160,13 +164,13 @@ def recorded_usable(device: Device, request_list: Requests) -> int | None:
     """
     reserved = request_list.beginning.reserved_bytes
     levels = dict(recorded_reserve(device, reserved))
-    found = None
+    usable = None
     for number, action in enumerate(device.actions):
         reserved = levels.get(number, reserved)
         if action == OUT_OF_MEMORY:
             # The address of this event is how much the card had free.
-            found = reserved + device.addresses[number]
-    return found
+            usable = reserved + device.addresses[number]
+    return usable
 
 
 def _emptied(

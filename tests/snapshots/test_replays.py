@@ -77,7 +77,7 @@ def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_settin
 @pytest.mark.parametrize("kind", ["late", "wrapped"])
 @pytest.mark.parametrize("setting", ["", EXPANDABLE], ids=["default", "expandable"])
 def test_recording_that_begins_in_the_middle_begins_exactly(recorded, setting, kind):
-    """The segments and blocks at the begin are rebuilt, and the reserve is equal from there on."""
+    """The first segments and blocks are rebuilt, and the reserve is equal from there on."""
     for path, _ in recorded(setting, kind, *OF_EACH_KIND[1:3]).values():
         device, request_list, (result,) = replayed(path, Run(setting, **AS_RECORDED))
         found = replays.exactness(request_list, device, result)

@@ -12,7 +12,8 @@ namespace {
 // Whether only the meeting takes place: without values large messages have no content.
 bool is_empty(size_t bytes) { return !bytes || (!values_are_computed && bytes > kShortMessage); }
 
-// Calls `show(slot, done, part)` and `take(done, part)` for each part of `bytes`.
+// Exchanges `bytes` in parts of `most` bytes. For each part, `show(slot, done, part)` writes it into this rank's
+// slot of the shared memory, and when all ranks have done so, `take(done, part)` reads the slots of the others.
 template <class Show, class Take>
 int in_rounds(Communicator& c, const Call& call, size_t bytes, size_t most, Show show, Take take,
               bool needs_others = true) {

@@ -29,7 +29,7 @@ API int nvmlDeviceGetPcieThroughput(Device device, int, unsigned* kib_per_second
   return *kib_per_second = 0, kSuccess;
 }
 NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, 0)
-// A card has no samples of processes either if nothing ran since they were last asked for.
+// "Not found", which a real card answers, too, if no process has run on it since the last question.
 API int nvmlDeviceGetProcessUtilization(Device device, void*, unsigned* count, unsigned long long) {
   if (int error = check(device, count)) return error;
   return *count = 0, kNvmlNotFound;

@@ -38,7 +38,7 @@ inline bool is_capable(int major, int minor = 0) {
     if (int error = check(device, out)) return error; \
     return *out = (type)(value), kSuccess; \
   }
-// The same if the card has it; otherwise not supported.
+// The same for a question that only some cards can answer; `has` says whether this one does.
 #define NUMBER_IF(has, name, type, value) \
   API int name(Device device, type* out) { \
     if (int error = check(device, out)) return error; \

@@ -1,7 +1,8 @@
 """CPU forms of operators that only CUDA has, or that return more on CUDA.
 
 Each function gets CPU aliases of the operator's arguments, under their names in its schema, and
-returns what the operator would have written. :func:`.output.equivalent` names the formula's source.
+returns what the operator would have written. :func:`.table.equivalent` enters it into the table and
+names the source of its formula.
 """
 
 from emulated_cuda.values.equivalents import (

@@ -1,4 +1,4 @@
-"""Attention of sequences of different lengths, one behind the other, or without a batch.
+"""Attention over packed sequences of different lengths, and over sequences without a batch.
 
 Tensors are (batch, positions, heads, size), or (positions of all, heads, size) with the first
 position of each sequence.
@@ -200,8 +200,8 @@ def _sequences_backward(
         _parts(v, starts_k),
         strict=True,
     )
-    found = [backward(*part, bias, options) for part in split]
-    of_q, of_k, of_v, of_scores = zip(*found, strict=True)
+    gradients = [backward(*part, bias, options) for part in split]
+    of_q, of_k, of_v, of_scores = zip(*gradients, strict=True)
     joined = (_joined(list(parts), like) for parts, like in ((of_q, q), (of_k, k), (of_v, v)))
     return *joined, of_scores
 

@@ -38,11 +38,11 @@ def _native(
     """
     running = running_mean, running_var
     wide = [_widened(vector) for vector in running]
-    found = _on_cpu(input, _widened(weight), _widened(bias), *wide, *others)
+    normalized = _on_cpu(input, _widened(weight), _widened(bias), *wide, *others)
     for vector, updated in zip(running, wide, strict=True):
         if vector is not updated and vector is not None and updated is not None:
             vector.copy_(updated)
-    return found
+    return normalized
 
 
 def _native_backward(grad_out: Tensor, input: Tensor, *rest: Any) -> Any:

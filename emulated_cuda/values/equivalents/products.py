@@ -290,9 +290,9 @@ def _positions(rows: int, columns: int, inner: int) -> tuple[Tensor, Tensor]:
 @equivalent("aten::_convert_weight_to_int4pack", source=f"{_INT4}: matrix_to_m16n8k16_Bint4_layout")
 def pack_int4(self: Tensor, innerKTiles: int) -> Tensor:
     rows, pairs = _positions(self.shape[0], self.shape[1] * 2, innerKTiles)
-    found = self[rows, pairs].long()
+    packed_numbers = self[rows, pairs].long()
     place = torch.arange(4) * 4
-    packed = ((found >> 4 << place) | ((found & 15) << place + 16)).sum(-1)
+    packed = ((packed_numbers >> 4 << place) | ((packed_numbers & 15) << place + 16)).sum(-1)
     return (packed - (packed >> 31 << 32)).int()
 
 

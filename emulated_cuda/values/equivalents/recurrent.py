@@ -68,12 +68,12 @@ def _run(
     settings = (has_biases, num_layers, dropout, train, bidirectional)
     if dropout and train:
         torch.default_generator.manual_seed(seed)
-    call: Any = function
+    network: Any = function
     if batch_sizes:
-        found = call(values, torch.tensor(batch_sizes), state, weight, *settings)
+        outputs = network(values, torch.tensor(batch_sizes), state, weight, *settings)
     else:
-        found = call(values, state, weight, *settings, batch_first)
-    return (*found, None) if mode != _LSTM else found
+        outputs = network(values, state, weight, *settings, batch_first)
+    return (*outputs, None) if mode != _LSTM else outputs
 
 
 @equivalent("aten::_cudnn_rnn_backward", source=f"{_CUDNN}: the gradients of _cudnn_rnn")
@@ -114,10 +114,10 @@ def cudnn_rnn_backward(
         roots, seeds = zip(*pairs, strict=True)
         return torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
 
-    found = list(_in_new_thread(gradients))
-    of_values, of_hx = found[:2]
-    of_cx = torch.empty(0, dtype=input.dtype) if cx is None else found[2]
-    return of_values, of_hx, of_cx, found[2 if cx is None else 3 :]
+    gradients_of_all = list(_in_new_thread(gradients))
+    of_values, of_hx = gradients_of_all[:2]
+    of_cx = torch.empty(0, dtype=input.dtype) if cx is None else gradients_of_all[2]
+    return of_values, of_hx, of_cx, gradients_of_all[2 if cx is None else 3 :]
 
 
 def _in_new_thread(function: Any) -> Any:
@@ -149,11 +149,11 @@ def flatten_weights(original: Kernel) -> Kernel:
     def kernel(keyset: Any, weights: list[Tensor], *settings: Any) -> Tensor:
         with on_the_cpu():
             before = [alias(weight).clone() for weight in weights]
-        found: Tensor = run(original, keyset, (weights, *settings), {})
+        buffer: Tensor = run(original, keyset, (weights, *settings), {})
         with on_the_cpu():
             for weight, value in zip(weights, before, strict=True):
                 alias(weight).copy_(value)
-        return found
+        return buffer
 
     return kernel
 
@@ -182,8 +182,8 @@ def lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Any:
-    one, other = _gates(input_gates, hidden_gates, input_bias, hidden_bias)
-    i, f, g, o = (one + other).chunk(4, 1)
+    of_input, of_hidden = _gates(input_gates, hidden_gates, input_bias, hidden_bias)
+    i, f, g, o = (of_input + of_hidden).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cy = f * cx + i * g
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
@@ -219,21 +219,21 @@ def gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> Any:
-    one, other = _gates(input_gates, hidden_gates, input_bias, hidden_bias)
-    r_one, z_one, n_one = one.chunk(3, 1)
-    r_other, z_other, n_other = other.chunk(3, 1)
-    r = (r_one + r_other).sigmoid()
-    z = (z_one + z_other).sigmoid()
-    n = (n_one + r * n_other).tanh()
-    return n + z * (hx - n), torch.cat([r, z, n, hx, n_other], 1)
+    of_input, of_hidden = _gates(input_gates, hidden_gates, input_bias, hidden_bias)
+    r_input, z_input, n_input = of_input.chunk(3, 1)
+    r_hidden, z_hidden, n_hidden = of_hidden.chunk(3, 1)
+    r = (r_input + r_hidden).sigmoid()
+    z = (z_input + z_hidden).sigmoid()
+    n = (n_input + r * n_hidden).tanh()
+    return n + z * (hx - n), torch.cat([r, z, n, hx, n_hidden], 1)
 
 
 @equivalent("aten::_thnn_fused_gru_cell_backward", source=f"{_CELLS}: gru_cell_backward")
 def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
-    r, z, n, hx, n_other = workspace.chunk(5, 1)
+    r, z, n, hx, n_hidden = workspace.chunk(5, 1)
     of_n = grad_hy * (1 - z) * (1 - n.square())
     of_z = grad_hy * (hx - n) * z * (1 - z)
-    of_r = of_n * n_other * r * (1 - r)
+    of_r = of_n * n_hidden * r * (1 - r)
     of_input = torch.cat([of_r, of_z, of_n], 1)
     of_hidden = torch.cat([of_r, of_z, of_n * r], 1)
     biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)

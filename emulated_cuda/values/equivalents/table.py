@@ -52,7 +52,7 @@ def by_name(operator: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         wanted.update(argument.name for argument in arguments if argument.kwarg_only)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        return function(**{name: value for name, value in given.items() if name in wanted})
+        by_parameter = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        return function(**{name: value for name, value in by_parameter.items() if name in wanted})
 
     return call

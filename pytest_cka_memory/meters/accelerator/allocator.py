@@ -1,7 +1,8 @@
-"""What an accelerator's allocator says: its counters, and its snapshot of the blocks in use.
+"""Read an accelerator's allocator: its counters, and its snapshot of the blocks in use.
 
-Its reports contain only the sizes of blocks, which are rounded; the snapshot has the requested
-ones. If the allocator's history is recorded, the snapshot also has the frames of allocations.
+What it reports at each allocation contains only the size of the block, which is rounded; the
+snapshot has the size that was requested. If the allocator's history is recorded, the snapshot also
+has the frames of allocations.
 """
 
 import ctypes

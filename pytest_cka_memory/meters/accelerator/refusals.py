@@ -126,12 +126,12 @@ def _write(
         file.make_folder()
         file.has_history = lines.dump_history(new)
         if not file.has_history:
-            found = _snapshot(lines, device, refusal, segments)
-            if found is None:
+            snapshot = _snapshot(lines, device, refusal, segments)
+            if snapshot is None:
                 file.problem = f"more than {_MOST_BLOCKS:,} blocks were live"
                 return
             with new.open("wb") as output:
-                pickle.dump(found, output)
+                pickle.dump(snapshot, output)
         new.replace(file.path)
         file.is_written = True
     except OSError as error:
@@ -184,11 +184,11 @@ def _current_frames() -> list[dict[str, Any]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _OWN_FILES:
         frame = frame.f_back
-    found: list[dict[str, Any]] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
-        found.append(_frame(frame.f_code, frame.f_lasti))
+    frames: list[dict[str, Any]] = []
+    while frame is not None and len(frames) < _MOST_FRAMES:
+        frames.append(_frame(frame.f_code, frame.f_lasti))
         frame = frame.f_back
-    return found
+    return frames
 
 
 _OWN_FILES = (__file__, without_collections.__code__.co_filename)

@@ -126,7 +126,7 @@ class Counter:
         return cast(int, self._functions.counter_retained(self._number, serial, byref(count)))
 
     def retained_between(self, since: int, until: int) -> int:
-        """Return the bytes of those live blocks that were not allocated after `until` either."""
+        """Return the bytes of live blocks allocated after `since`, but not after `until`."""
         return self.retained_since(since) - self.retained_since(until)
 
     def allocations_since(self, serial: int) -> BlockAllocations:
@@ -309,24 +309,24 @@ class RegionCounter:
 
     def recorded(self) -> Recording | None:
         """Stop recording and return what was recorded; its blocks are valid until :meth:`close`."""
-        found = Recorded()
+        recording = Recorded()
         if not hasattr(self._functions, "counter_recorded"):
             return None
-        if not self._functions.counter_recorded(self._handle, byref(found)):
+        if not self._functions.counter_recorded(self._handle, byref(recording)):
             return None
         return Recording(
-            blocks=_recorded_blocks(found),
-            events=found.events,
-            peak_event=found.peak_event,
+            blocks=_recorded_blocks(recording),
+            events=recording.events,
+            peak_event=recording.peak_event,
             peak_bytes=self.read().peak,
             start_bytes=self.start_level,
-            host_start_bytes=found.host_start_level,
+            host_start_bytes=recording.host_start_level,
             site_of=site_of,
             module_path=module_path,
             insides=tuple(INSIDE.get(way) for way in Freed),
-            merged=found.merged,
-            merged_bytes=found.merged_bytes,
-            lost=found.lost,
+            merged=recording.merged,
+            merged_bytes=recording.merged_bytes,
+            lost=recording.lost,
         )
 
     def close(self) -> None:
@@ -353,9 +353,9 @@ def _older_blocks(number: int, until: int, functions: ctypes.PyDLL) -> Mapping[i
     return dict(zip(blocks.addresses, blocks.sizes, strict=True))
 
 
-def _recorded_blocks(found: Recorded) -> Iterator[RecordedBlock]:
-    size = found.count * RECORDED_BLOCK.size
-    memory = (ctypes.c_char * size).from_address(found.blocks) if size else b""
+def _recorded_blocks(recording: Recorded) -> Iterator[RecordedBlock]:
+    size = recording.count * RECORDED_BLOCK.size
+    memory = (ctypes.c_char * size).from_address(recording.blocks) if size else b""
     for block in RECORDED_BLOCK.iter_unpack(memory):
         size, _, begin, end, stack, count, on_host, inside = block
         yield RecordedBlock(size, begin, end, stack, count, bool(on_host), inside)

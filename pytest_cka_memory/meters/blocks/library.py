@@ -188,8 +188,8 @@ collected."""
 
 def objects_of_types(types: set[type]) -> list[Any]:
     """Return all objects of these types, without their subclasses, that the collector knows."""
-    found: list[Any] = functions().objects_of_types(gc.get_objects, (), tuple(types))
-    return found
+    objects: list[Any] = functions().objects_of_types(gc.get_objects, (), tuple(types))
+    return objects
 
 
 @cache

@@ -3,7 +3,7 @@
 NumPy arrays, buffers and other libraries lend their memory to tensors through a few functions of
 torch. Storages that are resized in place, or that are moved to shared memory to send them to
 another process, have a new block but are not new. Batches that a data loader has received early are
-counted, but they are no growth.
+counted as live, but not as growth.
 """
 
 import functools
@@ -245,7 +245,7 @@ class OtherMemory(LentMemory):
     def prefetched_bytes(self) -> int:
         """Return the bytes of batches that data loaders have received but not yielded yet.
 
-        Their number varies by chance, so it must not be taken for growth.
+        Their number varies by chance, so it must not count as growth.
         """
         if not self._is_loading:
             return 0

@@ -62,9 +62,9 @@ class CompiledCensus:
         The list references them: a collection while it exists does not free them. Those that were
         not found since :meth:`forget` was last called are added to `fresh`.
         """
-        found: list[Any] = []
+        garbage: list[Any] = []
         added_to = None if fresh is None else id(fresh)
-        return found, self._library.census_unreachable(self._handle, since, found, added_to)
+        return garbage, self._library.census_unreachable(self._handle, since, garbage, added_to)
 
     def forget(self) -> None:
         """Forget what was found, because other objects may have got the same identities."""
@@ -232,8 +232,8 @@ class CompiledWalk:
 
     def __getitem__(self, numbers: slice) -> list[Any]:
         first, end, _ = numbers.indices(self._count)
-        found: list[Any] = self._library.walk_met(self._handle, first, end)
-        return found
+        met: list[Any] = self._library.walk_met(self._handle, first, end)
+        return met
 
     def enter(self, values: list[Any]) -> list[Any]:
         """Meet `values`, and return those that are new and of a type that is not called plain."""
@@ -253,16 +253,16 @@ class CompiledWalk:
 
     def parents(self, first: int, end: int, wanted: list[Any]) -> Iterable[tuple[Any, Any]]:
         """Return each object of `wanted` that is referenced, and the first that references it."""
-        found = self._library.walk_parents(self._handle, first, end, wanted)
-        values = iter(found)
+        parents = self._library.walk_parents(self._handle, first, end, wanted)
+        values = iter(parents)
         return zip(values, values, strict=True)  # a list of pairs would take 80 bytes for each
 
     def unmet(self) -> list[Any]:
         """Return what the collector tracks and was not met, but not the walk itself."""
-        found = self._library.walk_unmet(self._handle, gc.get_objects, ())
-        return [it for it in found if it is not self]
+        unmet = self._library.walk_unmet(self._handle, gc.get_objects, ())
+        return [it for it in unmet if it is not self]
 
     def unmet_referents(self, value: Any) -> list[Any]:
         """Return the objects that `value` references and that were not met."""
-        found: list[Any] = self._library.walk_unmet_referents(self._handle, id(value))
-        return found
+        referents: list[Any] = self._library.walk_unmet_referents(self._handle, id(value))
+        return referents

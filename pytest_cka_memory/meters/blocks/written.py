@@ -197,10 +197,10 @@ def frames_with_context(stack: int) -> RawFrames:
 @cache
 def _code_of() -> dict[Context, CodeType]:
     """Return the first function of torch that shows each context."""
-    found: dict[Context, CodeType] = {}
+    codes: dict[Context, CodeType] = {}
     for code, context in _contexts():
-        found.setdefault(context, code)
-    return found
+        codes.setdefault(context, code)
+    return codes
 
 
 @cache

@@ -252,13 +252,13 @@ def _is_large(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
 
 
 def _is_usable(args: Any, kwargs: Any) -> bool:
-    given = {name for name, value in kwargs.items() if value is not None}
+    names = {name for name, value in kwargs.items() if value is not None}
     return (
         len(args) == 2
         and args[0].dim() == 2
         and args[1].dim() == 1
         and kwargs.get("reduction", "mean") == "mean"
-        and given <= {*_USABLE, "reduction"}
+        and names <= {*_USABLE, "reduction"}
     )
 
 

@@ -159,8 +159,8 @@ def _edits(selection: Selection) -> tuple[Edit, ...] | None:
             return (edit,)
     if made_at is None:
         return None
-    given = "" if selection.numbers is None else f", {_written(selection.numbers)}"
-    after = f', "{kind.__name__}"{given})'
+    numbers = "" if selection.numbers is None else f", {_written(selection.numbers)}"
+    after = f', "{kind.__name__}"{numbers})'
     helpers = (text_of(checkpointed), text_of(with_forward), text_of(checkpoint_modules))
     return (wrapped(made_at, "checkpoint_modules(", after, *helpers),)
 
@@ -336,7 +336,7 @@ def offers_of_shards(observed: Observed) -> Iterator[Change | Refusal]:
 def _change_to_shards(name: str, roots: Sequence[Root], cards: int) -> Change:
     parts = repeated(roots[0])
     part = parts[0].__name__ if parts else None
-    given = f', "{part}")' if part else ")"
+    argument = f', "{part}")' if part else ")"
     sites = {root.made_at for root in roots}
     return Change(
         name,
@@ -345,7 +345,7 @@ def _change_to_shards(name: str, roots: Sequence[Root], cards: int) -> Change:
         numbers=NUMBERS,
         edits=None
         if None in sites
-        else tuple(wrapped(site, "sharded(", given, text_of(sharded)) for site in sites if site),
+        else tuple(wrapped(site, "sharded(", argument, text_of(sharded)) for site in sites if site),
         advice=f"call torch.distributed.fsdp.fully_shard for each {part or 'large part'} and for "
         "the model, before its optimizer is made",
         condition=f"it is started by torchrun --nproc-per-node {cards}, and each card has a batch",

@@ -62,8 +62,8 @@ def needed(
         return change
 
     def does_as_well(other: Change) -> bool:
-        found = peak_of(other)
-        return found is not None and found <= peak
+        peak_after = peak_of(other)
+        return peak_after is not None and peak_after <= peak
 
     for other in others:
         if other.group == GROUP and len(other.part) == 1 and does_as_well(other):

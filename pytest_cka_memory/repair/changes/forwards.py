@@ -63,7 +63,7 @@ def edits_of_roots(
         wrap: an expression for the wrapper, for a class that is not the user's.
         helpers: code that both need.
     """
-    found: dict[object, Edit] = {}
+    edits: dict[object, Edit] = {}
     for root in roots:
         edit = decorated(root.kind.forward.__code__, f"@{decorator}", *helpers)
         if edit is None and root.made_at is not None:
@@ -71,5 +71,5 @@ def edits_of_roots(
             edit = wrapped(root.made_at, "with_forward(", after, *helpers, text_of(with_forward))
         if edit is None:
             return None
-        found[edit.file, edit.insertions] = edit
-    return tuple(found.values())
+        edits[edit.file, edit.insertions] = edit
+    return tuple(edits.values())

@@ -54,8 +54,8 @@ def _with_option(observed: Observed, name: str, value: bool, numbers: str) -> Ch
 
 
 def _edits(observed: Observed, edit: Callable[[Any], Edit | None]) -> tuple[Edit, ...] | None:
-    found = [None if site is None else edit(site) for site in observed.optimizers.values()]
-    return None if None in found or not found else tuple(each for each in found if each)
+    edits = [None if site is None else edit(site) for site in observed.optimizers.values()]
+    return None if None in edits or not edits else tuple(each for each in edits if each)
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def offers_of_low_bits(observed: Observed) -> Iterator[Change | Refusal]:
 
 
 def _may_save(observed: Observed) -> bool:
-    """Whether two states of each parameter are much of what the step surely needs."""
+    """Whether an optimizer's two states of each parameter are a large share of the memory."""
     states = 2 * observed.state_bytes
     saved = sum(sum(root.saved_bytes.get(root.kind, ())) for root in observed.roots)
     return states > 0 and states >= _LEAST_SHARE * (2 * states + saved)

@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct {
     Generation *generations;
-    Object moments[MOMENTS]; /* lists, created at the begin and at the last calls of census_advance */
+    Object moments[MOMENTS]; /* lists, created at the start and at the last calls of census_advance */
     Set found;
 } Census;
 

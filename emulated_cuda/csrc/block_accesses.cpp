@@ -1,4 +1,6 @@
-// Loads and stores of blocks: the addresses of each program are an arithmetic progression in every dimension.
+// Loads and stores of whole blocks by Triton kernels.
+//
+// In every dimension of a block, the addresses of each program are an arithmetic progression.
 //
 // A block that lies in one allocation as a whole is checked once for each program; in others, each element is
 // checked. Elements are touched in the order of programs and dimensions, as in accesses.cpp.
