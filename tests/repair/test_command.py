@@ -128,7 +128,7 @@ def test_interrupted_search_returns_what_is_known() -> None:
     lines: list[str] = []
     search = Search(run, lambda error: False, progress=lines.append)
     found = search.search()
-    assert search.was_interrupted
+    assert found.was_interrupted
     assert not found.is_complete
     assert [trial.name for trial in found.ran] == ["checkpoint every Block"]
     assert lines[-1] == "interrupted: this is what is known so far"
