@@ -37,7 +37,7 @@ OTHERS = {
     'git commit -m "Add a memory gate"',
     "git remote add origin https://github.com/OWNER/churn",
     "git push --set-upstream origin main",
-    "python -m pytest_cka_memory repair --card rtx4090 --prove train.py --batch-size 64",
+    "python -m pytest_cka_memory repair --card rtx4090 --prove train.py --batch-size 24 --steps 3",
     "python tests/docs/redraw.py",
     "nox -s lint types tests",
     "python tests/emulated/aliases_of_operators.py",

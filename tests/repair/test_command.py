@@ -10,6 +10,7 @@ import pytest
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 from pytest_cka_memory.cli.repair import Session, _about_card, _about_peak
 from pytest_cka_memory.plugin.repair_session import Task
+from pytest_cka_memory.reports.html import repairs
 
 BRIEFLY = ("--seconds", "6")
 """Of processor time: enough to try each change alone."""
@@ -152,6 +153,15 @@ def test_page_draws_memory_before_and_after(
     assert "budget: 4.00 MB" in figure
     assert len(re.findall(r"<path class='(?:was|now)' d='M0,\d+\.\d\dH\d", figure)) == 2
     assert "wrote page.html" in out
+
+
+def test_page_names_a_script_as_it_was_given() -> None:
+    """The test that runs a script is in a temporary folder, whose name says nothing."""
+    page = repairs.render(
+        [{"test": "/tmp/x/test_script.py::test_script", "label": "train.py -b 8", "text": "found"}]
+    )
+    assert "<h2>train.py -b 8</h2>" in page
+    assert "test_script" not in page
 
 
 class Failing(Session):
