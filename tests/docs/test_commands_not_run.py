@@ -59,8 +59,10 @@ def test_programs_are_run_on_devices_by_arguments_that_exist() -> None:
         _, _, _, *arguments = shlex.split(command)
         options = running.parser().parse_args(arguments)
         program = options.program[0]
-        is_module = program in NOT_INSTALLED or importlib.util.find_spec(program)
-        assert is_module if options.module else program == "train.py"
+        if options.module:
+            assert program in NOT_INSTALLED or importlib.util.find_spec(program)
+        else:
+            assert program == "train.py"
 
 
 def test_every_command_that_is_not_run_is_checked() -> None:
