@@ -44,9 +44,16 @@ def test_prepared_release_can_be_released_if_its_owner_is_known(project):
     assert done.returncode == 0, done.stderr
     assert '"7.8.9"' in (project / "pytest_cka_memory/_version.py").read_text("utf-8")
     after = (project / "CHANGELOG.md").read_text("utf-8")
-    assert re.search(r"^## 7.8.9 \(\d{4}-\d\d-\d\d\)\n\n### Added\n\n- \*\*", after, re.MULTILINE)
-    assert "- **Example.** Text." in after
-    assert after.endswith(before.partition("## Unreleased\n\n")[2])
+    head, _, unreleased = before.partition("## Unreleased\n\n")
+    title, _, rest = after.removeprefix(head).partition("\n\n")
+    assert re.fullmatch(r"## 7\.8\.9 \(\d{4}-\d\d-\d\d\)", title)
+    # Breaking changes stand in what was written by hand, so they come first.
+    assert rest.startswith(f"{unreleased.rstrip()}\n\n### Added\n\n- **")
+    assert "- **Example.** Text." in rest
+    assert "\n\n\n" not in after
+    assert len(re.findall("^## ", after, re.MULTILINE)) == len(
+        re.findall("^## ", before, re.MULTILINE)
+    )
 
     refused = release(project, "check", "v7.8.9")
     assert (refused.returncode, "placeholder OWNER" in refused.stderr) == (1, True)

@@ -6,7 +6,6 @@ And prove what it recommends: patched copies run, and what they compute is compa
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
 from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
+from pytest_cka_memory.repair.copies import patched_copy
 from pytest_cka_memory.units import format_exact, format_with_unit, parse_megabytes
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ _MOST_LINES = 40
 _LARGEST = max(CARDS.values(), key=lambda card: card.total_bytes).name
 SECONDS = 120.0
 """A run with values that takes longer is given up."""
-_COPIED = {".py", ".toml", ".ini", ".cfg", ".json", ".yaml", ".yml", ".txt"}
-_SKIPPED = {".git", "node_modules", "__pycache__", "site-packages", ".venv", "venv", "build"}
-_MOST_BYTES = 2**20
 _SCRIPT_TEST = "test_script.py"
-_MOST_FILES = 5_000
 _TO_END = 40.0
 """Seconds in which a session must end that took too long."""
 
@@ -147,6 +143,7 @@ def _results(
         if first.get("ran_out"):
             print(f"{label} does not fit as it is; going on with {_LARGEST}", file=sys.stderr)
             options = session.device.split(",")[1:]
+            session.card_that_was_full = session.device
             session.device = ",".join([f"{EMULATED}:{_LARGEST}", *options])
             (found,) = session.results(task, tests=[test])
         yield {**found, "test": test, "label": label}
@@ -174,6 +171,8 @@ class Session:
         self, device: str, arguments: Sequence[str], *, shows_progress: bool = True
     ) -> None:
         self.device = device
+        self.card_that_was_full: str | None = None
+        """The device that was asked for, if the test did not fit it and another one is used."""
         self._shows_progress = shows_progress
         self.arguments = list(arguments)
 
@@ -268,29 +267,11 @@ def proof_lines(session: Session, found: Mapping[str, Any]) -> Iterator[str]:
             yield f"not proven: {each['name']}: the place of the edit is not known"
             continue
         with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-copy-") as made:
-            folder = _copy(Path.cwd(), Path(made), each["files"])
+            folder = patched_copy(Path.cwd(), Path(made), each["files"])
             yield _about_peak(session, found["test"], each, folder)
+            if session.card_that_was_full is not None:
+                yield _about_card(session, found["test"], each, folder)
             yield _about_values(session, found, each, folder)
-
-
-def _copy(root: Path, made: Path, files: Mapping[str, str]) -> Path:
-    """Copy the small text files below `root`, some of them with a new text; return the folder."""
-    count = 0
-    for path in root.rglob("*"):
-        relative = path.relative_to(root)
-        if _SKIPPED & set(relative.parts) or path.suffix not in _COPIED or not path.is_file():
-            continue
-        if path.stat().st_size > _MOST_BYTES or count > _MOST_FILES:
-            continue
-        count += 1
-        target = made / relative
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    for file, text in files.items():
-        target = made / Path(file).relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    return made
 
 
 def _about_peak(session: Session, test: str, each: Mapping[str, Any], folder: Path) -> str:
@@ -310,6 +291,24 @@ def _about_peak(session: Session, test: str, each: Mapping[str, Any], folder: Pa
     return (
         f"not proven: {each['name']}: {'the patched copy has' if cards == 1 else 'ranks have'} the "
         f"peak {peaks}, and {format_exact(predicted)} were predicted"
+    )
+
+
+def _about_card(session: Session, test: str, each: Mapping[str, Any], folder: Path) -> str:
+    """Say whether the copy runs on the card itself, whose allocator may need more than the peak."""
+    device = session.card_that_was_full
+    task = Task("", MEASURE, ranks=each["cards"])
+    found = _first(session, task, folder=folder, tests=[test], device=device)
+    if "error" in found:
+        setting = " ".join(f"{name}={value}" for name, value in _EXPANDABLE.items())
+        return (
+            f"not proven: {each['name']}: on {device}: {found['error'][:160]}. If its reserve is "
+            f"in pieces, {setting} helps"
+        )
+    peak = format_with_unit(found["peak_bytes"])
+    return (
+        f"proven: {each['name']}: the patched copy runs on {device}, with a peak of {peak} and "
+        f"{format_with_unit(found['reserved_bytes'])} reserved"
     )
 
 

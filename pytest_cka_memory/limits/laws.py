@@ -198,12 +198,18 @@ def with_points(
     """Return the limit for one test of a function, which knows the sizes of all others.
 
     Raises:
-        LimitError: if a size is not a whole number, 1 or more.
+        LimitError: if the test is not parametrized by a size, or one is not a whole number, 1 or
+            more.
     """
     checked: dict[str, Point] = {}
     for other, point in points.items():
         sizes = []
         for name, value in zip(limit.degrees, point, strict=True):
+            if value is None:  # the test has no such parameter
+                raise LimitError(
+                    f"{limit.text}: the test is not parametrized by {name}; write e.g. "
+                    f'@pytest.mark.parametrize("{name}", [128, 256, 512]) above it'
+                )
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise LimitError(
                     f"{limit.text}: {name}={value!r} is not a whole number, 1 or more; parametrize "

@@ -139,14 +139,14 @@ class RepairSession:
             return {"error": "out of memory", "ran_out": True}
         report = RepairReport(found, meter.device, self._task.label or item.nodeid)
         pictures = []
-        if self._task.draws and not search.was_interrupted:
+        if self._task.draws and not found.was_interrupted:
             trials = [found.as_it_is, *report.recommended]
             pictures = [self._picture(item, trial) for trial in trials if trial.figures]
         return {
             "pictures": pictures,
             "budget_bytes": found.budget_bytes,
             "text": str(report),
-            "interrupted": search.was_interrupted,
+            "interrupted": found.was_interrupted,
             "reserved_bytes": found.as_it_is.figures and found.as_it_is.figures.reserved_bytes,
             "peak_bytes": found.as_it_is.figures and found.as_it_is.peak_bytes,
             "flops": found.as_it_is.flops,

@@ -50,7 +50,8 @@ def _lines(repairs: Repairs, device: str, label: str) -> Iterator[str]:
     yield ""
     yield from _table(repairs)
     if not repairs.is_complete:
-        yield "not everything was tried: the search was interrupted, or had no time left"
+        why = "the search had no time left; --seconds (or seconds=) gives it more processor time"
+        yield f"not everything was tried: {'interrupted' if repairs.was_interrupted else why}"
     for refusal in repairs.refusals:
         yield f"not tried: {refusal.name}: {refusal.because}"
     yield ""

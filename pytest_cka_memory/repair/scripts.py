@@ -2,14 +2,21 @@
 
 Changes are made to classes, so that classes and functions at the top level are made in the first
 run only. What else is left at the top level is deleted, as it is when a process ends.
+
+What a script saves by ``torch.save`` goes to a temporary folder: a run without values would write
+zeros over the weights that a training has left.
 """
 
 import ast
+import functools
+import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 _MADE_ONCE = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -46,7 +53,7 @@ class Script:
         else:
             tree.body = [each for each in tree.body if not isinstance(each, _MADE_ONCE)]
         names = vars(self._module)
-        with self._as_main(self._module, str(file.parent)):
+        with self._as_main(self._module, str(file.parent)), files_saved_elsewhere():
             try:
                 exec(compile(tree, str(file), "exec", dont_inherit=True), names)
             except SystemExit as end:
@@ -66,6 +73,38 @@ class Script:
             yield
         finally:
             sys.modules["__main__"], sys.argv, sys.path[:] = main, arguments, path
+
+
+@contextmanager
+def files_saved_elsewhere() -> Iterator[None]:
+    """Let ``torch.save`` write to a temporary folder in the block, and ``torch.load`` read it."""
+    import torch
+
+    from pytest_cka_memory.repair.trials import replaced
+
+    saved: dict[str, str] = {}
+    save, load = torch.save, torch.load
+
+    with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-saved-") as folder:
+
+        @functools.wraps(save)
+        def save_elsewhere(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(f, (str, os.PathLike)):
+                path = str(Path(f).absolute())
+                f = saved.setdefault(path, str(Path(folder, str(len(saved)))))
+            save(obj, f, *args, **kwargs)
+
+        @functools.wraps(load)
+        def load_from_there(f: Any, *args: Any, **kwargs: Any) -> Any:
+            is_path = isinstance(f, (str, os.PathLike))
+            found = saved.get(str(Path(f).absolute()), f) if is_path else f
+            return load(found, *args, **kwargs)
+
+        with (
+            replaced(torch, "save", save_elsewhere),
+            replaced(torch, "load", load_from_there),
+        ):
+            yield
 
 
 def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

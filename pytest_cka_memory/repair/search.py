@@ -43,6 +43,7 @@ class Repairs:
     """How large the inputs of the step are."""
     is_complete: bool = False
     """False if it was interrupted, or ended for lack of time."""
+    was_interrupted: bool = False
 
     def saved_bytes(self, trial: Trial) -> int:
         """Return by how much the peak is lower than that of the step as it is; 0 if not known."""
@@ -152,7 +153,7 @@ class Search:
         self._runs_counted = 0
         self._again: dict[tuple[int, type], Counter[int] | None] = {}
         """Root and class -> number of a module -> what its checkpoint computes again, if known."""
-        self.was_interrupted = self._was_late = False
+        self._was_late = False
         self.repairs = Repairs(Trial((), None, "not run"), budget_bytes=budget_bytes)
 
     def search(self) -> Repairs:
@@ -161,7 +162,7 @@ class Search:
             self._search()
             self.repairs.is_complete = not self._was_late
         except KeyboardInterrupt:
-            self.was_interrupted = True
+            self.repairs.was_interrupted = True
             self._progress("interrupted: this is what is known so far")
         return self.repairs
 

@@ -1,11 +1,12 @@
 """Run a test with smaller sizes, or without random values, where values would take too long."""
 
+import copy
 import functools
 import math
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
 
 from pytest_cka_memory.repair.edits import is_users
 from pytest_cka_memory.repair.trials import replaced
@@ -99,11 +101,40 @@ class Shrunk:
 def made_smaller(before: Sizes, now: Sizes) -> Iterator[Shrunk]:
     """Give tensors that the test's own code makes in the block a smaller batch, their first size.
 
-    What models make, and what is made while they are made, keeps its size.
+    What models make, and what is made while they are made, keeps its size. Of the batches of a
+    ``DataLoader`` the first rows are kept.
     """
     shrunk = Shrunk()
-    with _Smaller(before, now, shrunk):
+    iterate = DataLoader.__iter__
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[:1] != (before.batch,):
+            return tensor
+        shrunk.tensors += 1
+        is_text = tensor.ndim > 1 and before.tokens and tensor.shape[1] == before.tokens
+        return (tensor[: now.batch, : now.tokens] if is_text else tensor[: now.batch]).clone()
+
+    @functools.wraps(iterate)
+    def batches(loader: "DataLoader[Any]") -> Iterator[Any]:
+        for batch in iterate(loader):
+            yield _with_tensors(cut, batch)
+
+    with _Smaller(before, now, shrunk), replaced(DataLoader, "__iter__", batches):
         yield shrunk
+
+
+def _with_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Return a batch of a loader with other tensors: in lists, tuples and mappings, as it makes."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, MutableMapping):
+        changed = copy.copy(value)
+        changed.update({key: _with_tensors(change, each) for key, each in value.items()})
+        return changed
+    if isinstance(value, (list, tuple)):
+        every = [_with_tensors(change, each) for each in value]
+        return type(value)(*every) if hasattr(value, "_fields") else type(value)(every)
+    return value
 
 
 class _Smaller(TorchFunctionMode):

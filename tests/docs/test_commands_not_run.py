@@ -37,7 +37,7 @@ OTHERS = {
     'git commit -m "Add a memory gate"',
     "git remote add origin https://github.com/OWNER/churn",
     "git push --set-upstream origin main",
-    "python -m pytest_cka_memory repair --card rtx4090 --prove train.py --batch-size 64",
+    "python -m pytest_cka_memory repair --card rtx4090 --prove train.py --batch-size 24 --steps 3",
     "python tests/docs/redraw.py",
     "nox -s lint types tests",
     "python tests/emulated/aliases_of_operators.py",
@@ -59,8 +59,10 @@ def test_programs_are_run_on_devices_by_arguments_that_exist() -> None:
         _, _, _, *arguments = shlex.split(command)
         options = running.parser().parse_args(arguments)
         program = options.program[0]
-        is_module = program in NOT_INSTALLED or importlib.util.find_spec(program)
-        assert is_module if options.module else program == "train.py"
+        if options.module:
+            assert program in NOT_INSTALLED or importlib.util.find_spec(program)
+        else:
+            assert program == "train.py"
 
 
 def test_every_command_that_is_not_run_is_checked() -> None:

@@ -1,6 +1,7 @@
 """The figures of the README beside other tools and cards are those of the committed results."""
 
 import json
+import re
 
 from docs_pages import ROOT, prose
 
@@ -72,3 +73,23 @@ def test_exact_replays_are_those_that_were_compared() -> None:
         if row.get("events", 0) > 1 and not row["recording"].startswith("codeasier+MemSnapDump+")
     ]  # that repository has recordings of an Ascend NPU
     assert f"[{sum(exact)} of {len(exact)}](docs/how-to/snapshots.md" in README
+
+
+def test_networks_that_two_counters_agree_on_are_those_that_were_measured() -> None:
+    """The README has how many networks were measured, and in all of them every byte is equal."""
+    (file,) = RESULTS.glob("crosscheck-*.json")
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    stages = [stage for row in rows for stage in row["stages"]]
+    assert stages
+    for figure in ("live_bytes", "peak_bytes"):
+        assert [s for s in stages if s[figure] != s[f"counted_{figure}"]] == []
+    assert f"those of an independent counter in {len(rows)} networks of torchvision" in README
+
+
+def test_errors_of_fakegpu_are_those_of_the_page_that_has_them() -> None:
+    """The README rounds what the page about several devices says of FakeGPU's own estimates."""
+    page = prose(ROOT / "docs/explanation/ranks.md")
+    low, high = re.findall(
+        r"estimates of these eight peaks differ from them by (.+?) to (.+?) %", page
+    )[0]
+    assert f"FakeGPU: {float(low):.1f} to {float(high):.1f} % on" in README

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
-from pytest_cka_memory.cli.repair import Session, _about_peak
+from pytest_cka_memory.cli.repair import Session, _about_card, _about_peak
 from pytest_cka_memory.plugin.repair_session import Task
+from pytest_cka_memory.reports.html import repairs
 
 BRIEFLY = ("--seconds", "6")
 """Of processor time: enough to try each change alone."""
@@ -128,7 +129,7 @@ def test_interrupted_search_returns_what_is_known() -> None:
     lines: list[str] = []
     search = Search(run, lambda error: False, progress=lines.append)
     found = search.search()
-    assert search.was_interrupted
+    assert found.was_interrupted
     assert not found.is_complete
     assert [trial.name for trial in found.ran] == ["checkpoint every Block"]
     assert lines[-1] == "interrupted: this is what is known so far"
@@ -154,6 +155,15 @@ def test_page_draws_memory_before_and_after(
     assert "wrote page.html" in out
 
 
+def test_page_names_a_script_as_it_was_given() -> None:
+    """The test that runs a script is in a temporary folder, whose name says nothing."""
+    page = repairs.render(
+        [{"test": "/tmp/x/test_script.py::test_script", "label": "train.py -b 8", "text": "found"}]
+    )
+    assert "<h2>train.py -b 8</h2>" in page
+    assert "test_script" not in page
+
+
 class Failing(Session):
     """Sessions in which the test fails on the second of two ranks."""
 
@@ -170,4 +180,44 @@ def test_ranks_that_do_not_run_are_named_with_the_command_to_run_them(tmp_path: 
         "not proven: fully_shard: the patched copy does not run: ValueError: no; write the patch "
         "and run: torchrun --standalone --nproc-per-node=2 -m pytest --cka-memory-report "
         "--cka-memory-device=emulate:cuda:h100,devices=2,values=off test_it.py::test_step"
+    )
+
+
+class FullCard(Session):
+    """A session in which a copy runs on the large card, and on the small one if it says so."""
+
+    fits_small = True
+
+    def results(self, task: Task, *, device: str | None = None, **_: Any) -> list[dict[str, Any]]:
+        assert device == "emulate:cuda:t4,values=off"
+        if not self.fits_small:
+            return [{"error": "torch.OutOfMemoryError: CUDA out of memory"}]
+        return [{"peak_bytes": 2**20, "reserved_bytes": 2 * 2**20}]
+
+
+@pytest.mark.parametrize(
+    ("fits", "line"),
+    [
+        (
+            True,
+            "proven: del x: the patched copy runs on emulate:cuda:t4,values=off, with a peak of "
+            "1.00 MB and 2.00 MB reserved",
+        ),
+        (
+            False,
+            "not proven: del x: on emulate:cuda:t4,values=off: torch.OutOfMemoryError: CUDA out of "
+            "memory. If its reserve is in pieces, PYTORCH_ALLOC_CONF=expandable_segments:True "
+            "helps",
+        ),
+    ],
+    ids=["fits", "full"],
+)
+def test_copy_is_also_run_on_the_card_that_was_full(tmp_path: Path, fits: bool, line: str) -> None:
+    """A peak below the card's memory is no proof: its allocator may need more than the peak."""
+    session = FullCard("emulate:cuda:h100-nvl,values=off", [])
+    session.card_that_was_full = "emulate:cuda:t4,values=off"
+    session.fits_small = fits
+    assert (
+        _about_card(session, "test_it.py::test_step", {"name": "del x", "cards": 1}, tmp_path)
+        == line
     )

@@ -3,9 +3,12 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from pytest_cka_memory.cli.main import OK, main
+from pytest_cka_memory.repair import smaller
 from pytest_cka_memory.repair.scripts import Script, is_script, split_script
 
 SCRIPT = """
@@ -54,6 +57,18 @@ if __name__ == "__main__":
     sys.exit()
 """
 
+WITH_DATA = """
+import numpy
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)])
+rows = torch.from_numpy(numpy.load("data/rows.npy"))
+for batch in DataLoader(rows, 32):
+    model(batch).square().mean().backward()
+    model.zero_grad()
+"""
+
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -80,6 +95,42 @@ def test_script_that_fails(train: Path) -> None:
     train.write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
     with pytest.raises(SystemExit):
         Script("train.py")()
+
+
+def test_file_that_a_training_has_saved_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without values would save zeros; the script itself can load what it has saved."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"weights": torch.ones(2)}, "model.pt")
+    Path("train.py").write_text(
+        "import torch\n"
+        "torch.save({'weights': torch.zeros(2)}, 'model.pt')\n"
+        "assert torch.load('model.pt')['weights'].sum() == 0\n"
+        "torch.save({}, 'runs/new.pt')\n",
+        encoding="utf-8",
+    )
+    Script("train.py")()
+    assert torch.load("model.pt")["weights"].tolist() == [1, 1]
+    assert not Path("runs").exists()
+
+
+def test_copy_of_a_script_finds_its_data_and_proves_the_numbers_with_fewer_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data files are linked into the copy, and the batches of a ``DataLoader`` are cut."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    np.save("data/rows.npy", np.ones((64, 32), dtype=np.float32))
+    Path("train.py").write_text(WITH_DATA, encoding="utf-8")
+    monkeypatch.setattr(smaller, "_available_bytes", lambda: 1.0)  # so that sizes are smaller
+    status = main(["repair", "--device", "cpu", "--prove", "--seconds", "6", "train.py"])
+    out, progress = capfd.readouterr()
+    assert status == OK, progress
+    assert "not proven" not in out
+    assert "the patched copy has the peak" in out
+    assert "with batches of 4 instead of 32)" in out
+    assert "numbers not compared" not in out
 
 
 def test_what_follows_a_script_belongs_to_it(train: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from pytest_cka_memory.repair.smaller import Sizes, instead_of, made_smaller, sizes_to_try
 
@@ -32,6 +33,22 @@ def test_tensors_of_a_batch_are_smaller(make: Any, shape: tuple[int, ...]) -> No
     with made_smaller(BEFORE, NOW) as shrunk:
         assert make().shape == shape
     assert shrunk.tensors == (shape[0] == NOW.batch)
+
+
+def test_batches_of_a_loader_are_cut() -> None:
+    """Images, texts and labels lose rows, and texts tokens, in whatever a loader makes of them."""
+    images, text, labels = torch.zeros(16, 3, 100), torch.zeros(16, 100).long(), torch.zeros(16)
+    rows = [
+        {"images": i, "text": t, "pair": (n, "name")}
+        for i, t, n in zip(images, text, labels, strict=True)
+    ]
+    loader = DataLoader(rows, 8)
+    with made_smaller(BEFORE, NOW) as shrunk:
+        first, _ = loader
+    assert (first["images"].shape, first["text"].shape) == ((4, 3, 100), (4, 10))
+    assert (first["pair"][0].shape, len(first["pair"][1])) == ((4,), 8)
+    assert shrunk.tensors == 6
+    assert next(iter(loader))["images"].shape == (8, 3, 100)
 
 
 def test_what_a_module_makes_keeps_its_size() -> None:

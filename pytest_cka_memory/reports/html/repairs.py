@@ -15,7 +15,8 @@ def render(found: Sequence[Mapping[str, Any]]) -> str:
     """Return the page of what a command has found for each test.
 
     Args:
-        found: for each test its name as ``test``, its report as ``text`` or its ``error``, the
+        found: for each test its name as ``test`` (and as ``label`` what to show instead, such as
+            a script with its arguments), its report as ``text`` or its ``error``, the
             ``budget_bytes``, and as ``pictures`` a name and the levels of each run, that of the
             test as it is first.
     """
@@ -27,7 +28,7 @@ def render(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _section(found: Mapping[str, Any]) -> Iterator[str]:
     yield "<section>"
-    yield f"<h2>{template.text(found['test'])}</h2>"
+    yield f"<h2>{template.text(found.get('label') or found['test'])}</h2>"
     if found.get("pictures"):
         before, *others = found["pictures"]
         for after in others:
