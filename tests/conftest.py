@@ -96,10 +96,25 @@ def imports_excluded_from_search(imports_excluded_from_collection: None) -> Iter
     The meter counts as if nothing were frozen. A tensor that a test module has created when it was
     imported must be created again after this, otherwise the meter would take it for a new one.
     """
-    frozen, count = gc.get_freeze_count(), gc.get_freeze_count
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", lambda: max(0, count() - frozen))
+        patch.setattr(gc, "get_freeze_count", _FrozenByTests())
         yield
+
+
+class _FrozenByTests:
+    """Counts what is frozen beside what this module and `garbage_programs` have frozen."""
+
+    def __init__(self) -> None:
+        self._count = gc.get_freeze_count
+        self.exclude_all()
+
+    def exclude_all(self) -> None:
+        """Count nothing of what is frozen now."""
+        self._excluded = self._count()
+
+    def __call__(self) -> int:
+        """Return the number of objects."""
+        return max(0, self._count() - self._excluded)
 
 
 @pytest.fixture
