@@ -9,11 +9,6 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.repair.report import RepairReport
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _imports_excluded(imports_excluded_from_search: None) -> None:
-    """Hide what was imported from collections and from the meter in every module of this folder."""
-
-
 @pytest.fixture(scope="session")
 def repairs_of() -> Callable[..., RepairReport]:
     """Return a function that tries to repair a step on the CPU, and shows no progress."""

@@ -21,6 +21,8 @@ from pytest_cka_memory.repair.observation import observing
 from pytest_cka_memory.repair.trials import Change, Figures, Trial, tried
 from pytest_cka_memory.repair.written import step_in_backward
 
+# Not in the whole folder: a deletion finds the function that it changes by the collector's list.
+pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 STEP = {"vocabulary": 1_000, "batch": 4}
 NAMES = [
     "checkpoint every Block",
