@@ -1,11 +1,13 @@
 """Fixtures for every test, and skips for tests that this machine or torch version cannot run."""
 
+import functools
 import gc
 import importlib
 import itertools
 import linecache
 import os
 import pkgutil
+import re
 import shutil
 import sys
 import threading
@@ -96,10 +98,25 @@ def imports_excluded_from_search(imports_excluded_from_collection: None) -> Iter
     The meter counts as if nothing were frozen. A tensor that a test module has created when it was
     imported must be created again after this, otherwise the meter would take it for a new one.
     """
-    frozen, count = gc.get_freeze_count(), gc.get_freeze_count
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", lambda: max(0, count() - frozen))
+        patch.setattr(gc, "get_freeze_count", _FrozenByTests())
         yield
+
+
+class _FrozenByTests:
+    """Counts what is frozen beside what this module and `garbage_programs` have frozen."""
+
+    def __init__(self) -> None:
+        self._count = gc.get_freeze_count
+        self.exclude_all()
+
+    def exclude_all(self) -> None:
+        """Count nothing of what is frozen now."""
+        self._excluded = self._count()
+
+    def __call__(self) -> int:
+        """Return the number of objects."""
+        return max(0, self._count() - self._excluded)
 
 
 @pytest.fixture
@@ -196,16 +213,27 @@ def interrupted() -> Callable[..., bool]:
 
     It takes the function, and one that is called with the frame before each line that is traced,
     and returns whether to raise the exception there. It returns whether that was raised. Lines of
-    the file of the function do not count, nor does the end of a ``with`` block.
+    the file of the function do not count, nor does the end of a ``with`` block, nor lines of files
+    in which a pattern is not found if one is given.
     """
 
-    def run(function: Callable[[], object], is_interrupted: Callable[[FrameType], bool]) -> bool:
+    def run(
+        function: Callable[[], object],
+        is_interrupted: Callable[[FrameType], bool],
+        files: re.Pattern[str] | None = None,
+    ) -> bool:
         left_out = {function.__code__.co_filename, __file__}
         was_interrupted = False
 
+        @functools.cache
+        def is_traced(file: str) -> bool:
+            return file not in left_out and (files is None or files.search(file) is not None)
+
         def trace(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal was_interrupted
-            if frame.f_code.co_filename in left_out or event != "line" or _ends_with_block(frame):
+            if not is_traced(frame.f_code.co_filename):
+                return None  # its lines are not traced, only what it calls
+            if event != "line" or _ends_with_block(frame):
                 return trace
             if is_interrupted(frame):
                 was_interrupted = True

@@ -92,8 +92,9 @@ def no_automatic_collections(*, always_freezes: bool = False) -> Iterator[None]:
     """Leave garbage uncollected in the block, so that its levels are the same in each run.
 
     What exists before is frozen, so that collections of the block itself take no time. If the
-    imports are frozen already, that is enough, unless all of it must be: to thaw it at the end
-    thaws the imports too, which makes all later collections slow.
+    imports are frozen already, that is enough, unless all of it must be. Then all of it stays
+    frozen until the end of the test's module: to thaw it would thaw the imports too, which makes
+    all later collections slow.
     """
     freezes = always_freezes or get_freeze_count() == 0
     gc.collect()
@@ -104,6 +105,10 @@ def no_automatic_collections(*, always_freezes: bool = False) -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        if freezes:
+        # A fixture has put something in place of this function if it has frozen the imports.
+        exclude_all = getattr(gc.get_freeze_count, "exclude_all", None)
+        if freezes and exclude_all is None:
             gc.unfreeze()
         gc.collect()
+        if freezes and exclude_all is not None:
+            exclude_all()

@@ -1,4 +1,4 @@
-"""Keeps what each pytest session reads of the installed packages: their entry points and files.
+"""Keeps what each pytest session reads of the installed packages, such as their entry points.
 
 To read these takes a third of a session that runs in a process with pytest already.
 """
@@ -23,10 +23,12 @@ def _kept(name: str) -> property:
     return property(get)
 
 
-for _name in ("entry_points", "files"):
+for _name in ("entry_points", "files", "metadata"):
     setattr(importlib.metadata.Distribution, _name, _kept(_name))
 
 # Read them now: what is there before the tests is hidden from the garbage collector.
 for _distribution in importlib.metadata.distributions():
     if any(entry_point.group == "pytest11" for entry_point in _distribution.entry_points):
-        _distribution.files  # noqa: B018 - the property reads them
+        # The properties read these.
+        _distribution.files  # noqa: B018
+        _distribution.metadata  # noqa: B018

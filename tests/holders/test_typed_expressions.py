@@ -6,38 +6,67 @@ import sys
 import weakref
 from abc import ABC
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from searched import Source
 
-from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.allocations import Allocation, AllocationSite
 from pytest_cka_memory.holders.expressions import without_places, without_root
 from pytest_cka_memory.holders.survivors import holdings
 
 HELD: list[Any] = []
-"""What holds the tensor of the test; its only entry."""
+"""What holds the tensors of all tests: one search describes them, because it walks all objects."""
 
 
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    yield
+class Made:
+    """The place where a tensor was allocated, another for each, so that none are in one group."""
+
+    def __init__(self, number: int) -> None:
+        self._site = AllocationSite((str(number),))
+
+    def readable(self) -> AllocationSite:
+        return self._site
+
+
+class Described(NamedTuple):
+    """What a report says about the holder of a tensor."""
+
+    expression: str
+    tensor: Any
+    """A weak reference."""
+    entry: str
+    """The expression of what has the tensor, in `HELD`."""
+
+
+@pytest.fixture(scope="module")
+def described() -> Iterator[Callable[[str, Callable[..., Any]], Described]]:
+    """Return a function that returns what is said of a kind of attribute and a place in it."""
+    cases = [(kind, place) for place in (*PLACES, in_cache) for kind in KINDS]
+    cases.remove(("value of a cached_property", in_cache))
+    tensors = [_hold(KINDS[kind], place) for kind, place in cases]
+    allocations = [
+        Allocation(key, 1000, number, Source(), Made(number))
+        for number, (_, key) in enumerate(tensors)
+    ]
+    found = {}
+    for holding in holdings(allocations, {}):
+        number = int(holding.created_at[0])
+        entry = f"{__name__}.HELD[{number}]"
+        assert holding.held_by is not None, cases[number]
+        text = without_root(holding.held_by)
+        found[cases[number]] = Described(text, tensors[number][0], entry)
+    assert len(found) == len(cases)
+    yield lambda kind, place: found[kind, place]
     HELD.clear()
 
 
-def held_by(kind: Callable[[Any], Any], place: Callable[..., Any]) -> tuple[str, Any]:
-    """Return what a report says about the holder of a tensor, and a weak reference to the tensor.
+def _hold(kind: Callable[[Any], Any], place: Callable[..., Any]) -> tuple[Any, int]:
+    """Hold a new tensor; return a weak reference to it, and its address.
 
     No local variable may hold it, because that would be its holder.
     """
-    reference, key = _hold(kind, place)
-    (holding,) = holdings([Allocation(key, 1000, 1, Source(), None)], {})
-    assert holding.held_by is not None
-    return without_root(holding.held_by), reference
-
-
-def _hold(kind: Callable[[Any], Any], place: Callable[..., Any]) -> tuple[Any, int]:
     tensor = torch.ones(250)
     HELD.append(kind(place(tensor)))
     return weakref.ref(tensor), tensor.untyped_storage().data_ptr()
@@ -231,11 +260,14 @@ PLACES = [in_default, in_keyword_default, in_closure, in_attribute, in_wrapped]
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_expression_gives_the_tensor(kind: Callable[[Any], Any], place: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_expression_gives_the_tensor(
+    described: Callable[..., Described], kind: str, place: Callable[..., Any]
+) -> None:
     """What a report prints evaluates to the tensor, for functions behind each kind of attribute."""
-    expression, tensor = held_by(kind, place)
-    assert f"{__name__}.HELD[0]" in expression
+    expression, tensor, entry = described(kind, place)
+    assert entry in expression
+    assert tensor() is not None
     assert value_of(expression) is tensor(), expression
 
 
@@ -253,9 +285,10 @@ def in_cache(tensor: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "value of a cached_property"])
-def test_expression_gives_the_cache(kind: str) -> None:
+def test_expression_gives_the_cache(described: Callable[..., Described], kind: str) -> None:
     """Of a ``functools.lru_cache`` the expression gives the function that has the cache."""
-    expression, _ = held_by(KINDS[kind], in_cache)
+    expression, _, entry = described(kind, in_cache)
+    assert entry in expression
     found = value_of(expression.removesuffix(".<functools.lru_cache>"))
     assert type(found) is functools._lru_cache_wrapper, expression
     assert found.cache_info().currsize == 1
@@ -272,10 +305,10 @@ def test_expression_gives_the_cache(kind: str) -> None:
         ("slot", ".f.__defaults__[1][0]"),
     ],
 )
-def test_expression_is_short(kind: str, expected: str) -> None:
+def test_expression_is_short(described: Callable[..., Described], kind: str, expected: str) -> None:
     """The dict of a class is written only if its attribute gives something else when it is read."""
-    expression, _ = held_by(KINDS[kind], in_default)
-    assert expression == f"{__name__}.HELD[0]{expected}"
+    expression, _, entry = described(kind, in_default)
+    assert expression == f"{entry}{expected}"
 
 
 def test_pattern_is_the_same_for_all_entries() -> None:

@@ -3,11 +3,10 @@
 import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import forked_processes
 import pytest
 import torch
 from garbage_programs import BATCHES, SIZE, no_automatic_collections
@@ -22,13 +21,11 @@ TESTS = Path(__file__).parents[1]
 def figures_alone() -> dict[str, Any]:
     """Return the figures of all loops in a process without the plugin."""
     folders = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "planted_loops.py"), "cpu"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+    done = forked_processes.run(
+        ["python", str(TESTS / "planted_loops.py"), "cpu"],
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
     )
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

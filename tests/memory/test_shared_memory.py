@@ -79,7 +79,7 @@ def test_memory_of_numpy_is_new_only_if_it_was_lent_in_the_region(
 @pytest.mark.parametrize(
     ("both_meters", "start_method"),
     # For the native meter, workers are spawned in tests/native/test_loader_workers.py.
-    [("native", "forkserver"), ("ledger", "forkserver"), ("ledger", "spawn")],
+    [("native", "forkserver"), ("ledger", "forkserver")],
     indirect=["both_meters"],
 )
 def test_the_data_set_of_a_loader_is_not_new_when_workers_start(
