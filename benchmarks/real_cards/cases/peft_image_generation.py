@@ -41,6 +41,7 @@ CASE = _flux.case(
     _flux.figures(PUBLISHED, CAUSES),
     program="b2d61f5f80a7ac540fb572c077d8265a95986db8",
     torch="2.12",
+    memory="44.61GiB",  # HRA reserved 44.107 GiB, and an emulated card keeps 0.5 for its context
     real="torch 2.12.0 with CUDA 13.0, diffusers 0.38.0, transformers 5.10.2",
 )
 
