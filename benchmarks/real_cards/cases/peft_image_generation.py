@@ -31,8 +31,8 @@ waveft/flux2-klein-default 12985565184 8251740416 12983447060.48 12089934479.36
 """
 CAUSES = {
     "waveft": (
-        "probably cuDNN's plans of WaveFT's transposed convolutions: those made here take 1,297 MiB "
-        "for the largest weight and nothing for the others; what is allocated after a step is as "
+        "probably cuDNN's plans of transposed convolutions: those made here take 1,297 MiB for "
+        "the largest weight and nothing for the others; what is allocated after a step is as "
         "printed"
     )
 }
