@@ -1,7 +1,6 @@
 // cuBLAS and cuBLASLt: handles and descriptors; every product succeeds without computing anything.
 // Workspaces belong to torch, which allocates them and passes their addresses to the library.
-#include "pending.hpp"
-#include "profiling.hpp"
+#include "library_work.hpp"
 
 #include <cstdlib>
 #include <cstring>
@@ -13,12 +12,7 @@ struct Handle {
 constexpr int kExecutionFailed = 13;
 
 static int product(Stream stream, const char* name) {
-  ProfiledCallScope profiled(kCallLaunch);
-  if (wait_for_stream(stream)) return kExecutionFailed;
-  count_work();
-  profiled.kernel(name, stream);
-  note_work("a product of cuBLAS");
-  return kSuccess;
+  return give_library_work(stream, name, "a product of cuBLAS") ? kSuccess : kExecutionFailed;
 }
 
 // ---- Handles ----

@@ -66,12 +66,12 @@ REFUSED(cudaLibraryGetManaged) REFUSED(cudaLibraryGetUnifiedFunction) REFUSED(cu
 REFUSED(cudaLibraryLoadFromFile) REFUSED(cudaLibraryUnload)
 }  // namespace modules
 
-namespace solver {
+namespace sparse {
 constexpr const char* kAdvice =
     "The workspaces of this library are not known without a GPU: compute this on the CPU (tensor.cpu()), or measure "
     "on a GPU.";
-RAISED(cusolverDnCreate) RAISED(cusparseCreate) RAISED(cufftCreate)
-}  // namespace solver
+RAISED(cusparseCreate)
+}  // namespace sparse
 
 namespace semi_structured {
 constexpr const char* kAdvice =

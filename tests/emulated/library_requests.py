@@ -73,6 +73,20 @@ def recur(kind: str, length: int, batch: int, *sizes: int, **options: Any) -> Pa
     return passes(layer, tensor(length, batch, sizes[0], dtype=dtype))
 
 
+def fourier(name: str, *sizes: int, batch: int = 1, dtype: torch.dtype = torch.float32) -> Parts:
+    """Return a transform of all sizes of a batch: of complex numbers, or of real ones."""
+    of_complex = name == "fft"
+    x = tensor(batch, *sizes, dtype=dtype.to_complex() if of_complex else dtype, gradient=False)
+    transform = torch.fft.fftn if of_complex else torch.fft.rfftn
+    return [lambda: transform(x, dim=tuple(range(1, x.ndim)))]
+
+
+def solve(function: Callable[..., Any], *shape: int, dtype: torch.dtype = torch.float32) -> Parts:
+    """Return a function of linear algebra."""
+    x = tensor(*shape, dtype=dtype, gradient=False)
+    return [lambda: function(x)]
+
+
 def asked(parts: Parts) -> Any:
     """Return all sizes, negative if they are freed."""
     row = requests(*parts)

@@ -340,8 +340,14 @@ UNSUPPORTED = {
         "another process",
         lambda: torch.multiprocessing.reductions.reduce_tensor(torch.ones(1, device="cuda")),
     ),
-    "cusolverDnCreate": ("on the CPU", lambda: torch.linalg.inv(torch.eye(2, device="cuda"))),
-    "cufftCreate": ("on the CPU", lambda: torch.fft.fft(torch.ones(8, device="cuda"))),
+    "cusolverDnCreateGesvdjInfo": (
+        "on the CPU",
+        lambda: torch.linalg.svdvals(torch.eye(2, device="cuda")),
+    ),
+    "cufftXtMakePlanMany": (
+        "a length without large prime factors",
+        lambda: torch.fft.rfft(torch.ones(8191, device="cuda")),
+    ),
     "cusparseCreate": (
         "on the CPU",
         lambda: torch.eye(4).to_sparse().cuda() @ torch.ones(4, 4, device="cuda"),

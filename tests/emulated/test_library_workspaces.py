@@ -27,7 +27,41 @@ NORMALIZATION = {
     "normalize(128, 33, 8, 8, dtype=torch.float16)": [21676, 34092],
     "normalize(1, 3, 4, 4, dtype=torch.float16)": [1112, 1092],
 }
-EXPECTED = {**ATTENTION, **NORMALIZATION}
+FOURIER = {
+    "fourier('fft', 256, batch=100)": [],
+    "fourier('fft', 16384)": [],
+    "fourier('fft', 1009, batch=16)": [],
+    "fourier('fft', 32768, batch=2)": [524288],
+    "fourier('fft', 100000, dtype=torch.float64)": [1600000],
+    "fourier('fft', 1000, 1000, batch=3)": [],
+    "fourier('rfft', 127)": [],
+    "fourier('rfft', 500, batch=16)": [32000],
+    "fourier('rfft', 1000)": [],
+    "fourier('rfft', 10000)": [40000],
+    "fourier('rfft', 4096, dtype=torch.float64)": [],
+    "fourier('rfft', 8192, dtype=torch.float64)": [65536],
+    "fourier('rfft', 16384)": [],
+    "fourier('rfft', 32768)": [131072],
+    "fourier('rfft', 65536)": [262152],
+    "fourier('rfft', 100, 100, 100)": [],
+}
+SOLVERS = {
+    "solve(torch.linalg.qr, 32, 32)": [3145856, 136192],
+    "solve(torch.linalg.qr, 1000, 50)": [3145856, 332160],
+    "solve(torch.linalg.qr, 100, 100)": [3145856, 186624],
+    "solve(torch.linalg.qr, 512, 511)": [4190336, 851968],
+    "solve(torch.linalg.qr, 1500, 1500, dtype=torch.float64)": [16482432, 4741120],
+    "solve(torch.linalg.lu_factor_ex, 8, 8)": [768],
+    "solve(torch.linalg.lu_factor_ex, 33, 33)": [1280],
+    "solve(torch.linalg.lu_factor_ex, 100, 100, dtype=torch.float64)": [2304],
+    "solve(torch.linalg.lu_factor_ex, 512, 512)": [8448],
+    "solve(torch.linalg.lu_factor_ex, 700, 700)": [9984],
+    "solve(torch.linalg.cholesky_ex, 33, 33)": [160],
+    "solve(torch.linalg.cholesky_ex, 200, 200)": [352],
+    "solve(torch.linalg.cholesky_ex, 700, 700, dtype=torch.float64)": [2080],
+    "solve(torch.linalg.cholesky_ex, 3, 200, 200)": [24],
+}
+EXPECTED = {**ATTENTION, **NORMALIZATION, **FOURIER, **SOLVERS}
 RECURRENT = {  # the workspace and the reserve
     "recur('LSTM', 10, 128, 16, 256)": (17450240, 6553856),
     "recur('LSTM', 100, 33, 16, 512, bidirectional=True)": (121879328, 67584256),

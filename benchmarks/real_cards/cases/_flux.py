@@ -55,6 +55,7 @@ def case(
     torch: str,
     real: str,
     later: str = "",
+    memory: str = "",
 ) -> Case:
     """Return the case of some experiments.
 
@@ -65,6 +66,7 @@ def case(
         torch: its version.
         real: the versions, in words.
         later: a commit that has the configuration of LoKr, if the other one does not.
+        memory: of the card, if it is not that of an emulated L40.
     """
     programs = {f"huggingface/peft@{program}": ("src", PLACE)}
     if later:
@@ -74,6 +76,7 @@ def case(
         source="https://github.com/huggingface/peft/tree/main/method_comparison/image-gen",
         kind="training",
         card="l40",
+        memory=memory,
         real=f"L40S; {real}",
         torch=torch,
         figures=found,

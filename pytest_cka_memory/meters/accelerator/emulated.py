@@ -21,8 +21,8 @@ from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _NO_GPU = (
     "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did",
-    "not known: workspaces of cuFFT, cuSOLVER and cuSPARSE; those of cuDNN's recurrent layers are "
-    "a fit, and for convolutions a card's cuDNN may choose another plan",
+    "not known: workspaces of cuSPARSE, and some of cuFFT and cuSOLVER; those of cuDNN's recurrent "
+    "layers are a fit, and for convolutions a card's cuDNN may choose another plan",
 )
 _COMPUTED = (
     "values on the device are computed by torch on the CPU: not by a card's kernels, and not in "

@@ -287,15 +287,40 @@ def test_recurrent_layer_is_replayed(kind):
     torch.testing.assert_close(found, layer(x)[0].detach())
 
 
-@pytest.mark.parametrize("operator", [torch.linalg.inv, torch.fft.fft], ids=["inv", "fft"])
+def long_transform(x: torch.Tensor) -> torch.Tensor:
+    return torch.fft.rfft(x, n=8191)
+
+
+@pytest.mark.parametrize(
+    "operator", [torch.linalg.svdvals, long_transform], ids=["svdvals", "rfft"]
+)
 def test_operator_whose_memory_is_not_known_is_refused_in_a_capture(operator):
-    """Operators of cuSOLVER and cuFFT are refused by name."""
+    """Operators of cuSOLVER and cuFFT whose workspaces are not known are refused by name."""
     x = torch.eye(4, device="cuda")
     graph = torch.cuda.CUDAGraph()
     refused = r"(?s)during capture: aten::\w+ cannot be captured in a CUDA graph"
     with pytest.raises(RuntimeError, match=refused), torch.cuda.graph(graph):
         operator(x)
     assert (x + 1).sum().item() == 20
+
+
+@pytest.mark.parametrize("operator", [torch.fft.fft, torch.linalg.inv_ex], ids=["fft", "inv_ex"])
+def test_replay_computes_operators_of_cufft_and_cusolver(operator):
+    """A replay computes what is captured of these libraries, from the values at the time."""
+    x = torch.eye(4, device="cuda")
+    operator(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = operator(x)
+    changed = torch.eye(4) + torch.arange(16.0).reshape(4, 4)
+    x.copy_(changed)
+    graph.replay()
+    expected = operator(changed)
+    for one, other in zip(
+        *(list(each) if isinstance(each, tuple) else [each] for each in (found, expected)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one.cpu(), other)
 
 
 def test_capture_in_which_something_was_refused_is_not_valid():
@@ -305,7 +330,7 @@ def test_capture_in_which_something_was_refused_is_not_valid():
     with torch.cuda.stream(stream):
         graph.capture_begin()
         with pytest.raises(RuntimeError, match=r"^aten::\w+ cannot be captured"):
-            torch.linalg.inv(x)
+            torch.linalg.svdvals(x)
         assert torch.cuda.is_current_stream_capturing()
     torch.cuda.synchronize()
     other, generator = torch.cuda.CUDAGraph(), torch.cuda.default_generators[0]
