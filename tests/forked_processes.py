@@ -5,7 +5,9 @@ take most of their time.
 """
 
 import atexit
+import compileall
 import functools
+import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -25,6 +27,7 @@ import pytest
 from forked_workers import PYTHON, SOCKET, ForkedWorkers, serve
 
 _TESTS = str(Path(__file__).parent)
+_OWN_PACKAGES = "cka", "emulated_cuda", "pytest_cka_memory"
 _IMPORTED = "torch._dynamo", "pytest", "kept_metadata", "imported_plugin", "frozen_imports"
 EXECUTABLE = "PYTHON_EXEC"  # that of the ranks, to torchrun
 _LONGEST_SECONDS = 600  # of a process that hangs; others end sooner, also beside other work
@@ -97,6 +100,11 @@ def interpreter() -> str:
 @functools.cache
 def _context() -> ForkServerContext:
     """Return the means to fork from a server, which has imported then what most need."""
+    # A process that is forked writes no bytecode, so what only such processes import would be
+    # compiled by each of them.
+    for package in _OWN_PACKAGES:
+        for path in importlib.util.find_spec(package).submodule_search_locations:
+            compileall.compile_dir(path, quiet=2)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_IMPORTED])
     with pytest.MonkeyPatch.context() as patch:
@@ -151,6 +159,7 @@ def command(
     given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [*given, *(path for path in sys.path if not path.startswith(_TESTS))]
     sys.executable = environment.get(EXECUTABLE, sys.executable)
+    multiprocessing.set_executable(sys.executable)  # known before, from the server's
     import imported_plugin  # by the server of this process
 
     program, *arguments = words

@@ -15,6 +15,8 @@ SOCKET = "FORKED_WORKERS_SOCKET"
 PYTHON = f"{sys.executable} -S -E {__file__}"
 """The command of a program that takes the arguments of Python, and is forked."""
 _LENGTH_BYTES = 8
+_MOST_FILES = 64  # that a process passes on
+_MOST_NUMBER = 1024
 
 
 class ForkedWorkers:
@@ -55,15 +57,15 @@ def _accompany(connection: socket.socket) -> None:
     import signal
     import threading
 
-    header, streams, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 3)
+    header, files, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, _MOST_FILES)
     with connection.makefile("rb") as file:
         asked = json.loads(file.read(int.from_bytes(header, "big")))
     child = os.fork()
     if child == 0:
         connection.close()
-        _become(asked, streams)
-    for stream in streams:
-        os.close(stream)
+        _become(asked, files)
+    for number in files:
+        os.close(number)
 
     def end_with_the_other() -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -76,9 +78,23 @@ def _accompany(connection: socket.socket) -> None:
     connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _become(asked: dict, streams: list[int]) -> None:  # type: ignore[type-arg]
+def _take_numbers(files: list[int], numbers: list[int]) -> None:
+    """Give open files the numbers that they have in the process that asks."""
+    import fcntl
+
+    # Above all of them first, because a file may have the number that another one shall have.
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+
+
+def _become(asked: dict, files: list[int]) -> None:  # type: ignore[type-arg]
     """Run the arguments of Python in this process, and end it."""
     import atexit
+    import itertools
     import threading
     import traceback
 
@@ -87,9 +103,7 @@ def _become(asked: dict, streams: list[int]) -> None:  # type: ignore[type-arg]
     atexit._clear()  # what the server would do at its end
     status = 1
     try:
-        for target, stream in enumerate(streams):
-            os.dup2(stream, target)
-            os.close(stream)
+        _take_numbers(files, asked["numbers"])
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has replaced it
         # Those of the server take a pipe for the file that it writes to.
         for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
@@ -98,7 +112,8 @@ def _become(asked: dict, streams: list[int]) -> None:  # type: ignore[type-arg]
             )
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-        words = ["python", *[word for word in asked["arguments"] if word != "-u"]]
+        arguments = itertools.dropwhile(lambda word: word in ("-u", "-B"), asked["arguments"])
+        words = ["python", *arguments]
         status = forked_processes.command(words, asked["folder"], asked["environment"])
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -112,6 +127,14 @@ def _become(asked: dict, streams: list[int]) -> None:  # type: ignore[type-arg]
         os._exit(status)
 
 
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
 def _ask(arguments: list[str]) -> int:
     """Ask the server for a process and pass SIGTERM on to it; end by a signal if it does.
 
@@ -120,15 +143,18 @@ def _ask(arguments: list[str]) -> int:
     import signal
 
     environment = dict(os.environ)
+    # The streams, and the pipes by which `multiprocessing` says what a process shall run.
+    numbers = [number for number in range(_MOST_NUMBER) if _is_open(number)][:_MOST_FILES]
     asked = {
         "arguments": arguments,
         "folder": os.getcwd(),
         "environment": environment,
+        "numbers": numbers,
     }
     body = json.dumps(asked).encode()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(environment.pop(SOCKET))
-        socket.send_fds(connection, [len(body).to_bytes(_LENGTH_BYTES, "big")], [0, 1, 2])
+        socket.send_fds(connection, [len(body).to_bytes(_LENGTH_BYTES, "big")], numbers)
         connection.sendall(body)
         signal.signal(signal.SIGTERM, lambda *_: connection.sendall(b"T"))
         status = int(connection.recv(16) or b"1")

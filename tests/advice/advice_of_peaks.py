@@ -444,6 +444,10 @@ def sum_of_numbers_after_backward(cka_memory):
                 total = total + loss.item()
 
 
+STEPS = 200
+"""Of a batch: their nodes take several times the limit, and are found in a second."""
+
+
 @advice(
     "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) has nodes of every "
     "batch, which take memory of the host that no tensor has: compute it from a detach() of its "
@@ -456,7 +460,7 @@ def state_of_nodes(cka_memory):
     weight, hidden = torch.ones(250, requires_grad=True), torch.ones(250)
     with cka_memory.measure() as region:
         for _ in region.batches(range(12)):
-            for _ in range(800):
+            for _ in range(STEPS):
                 hidden = hidden + weight * 2 * 2 * 2 * 2 * 2
 
 
@@ -465,7 +469,7 @@ def state_of_nodes_detached(cka_memory):
     weight, hidden = torch.ones(250, requires_grad=True), torch.ones(250)
     with cka_memory.measure() as region:
         for _ in region.batches(range(12)):
-            for _ in range(800):
+            for _ in range(STEPS):
                 hidden = hidden.detach() + weight * 2 * 2 * 2 * 2 * 2
 
 
@@ -474,6 +478,6 @@ def state_without_nodes(cka_memory):
     weight, hidden = torch.ones(250, requires_grad=True), torch.ones(250)
     with cka_memory.measure() as region:
         for _ in region.batches(range(12)):
-            for _ in range(800):
+            for _ in range(STEPS):
                 with torch.no_grad():
                     hidden = hidden + weight * 2 * 2 * 2 * 2 * 2

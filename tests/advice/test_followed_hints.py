@@ -155,7 +155,7 @@ def constants() -> Iterator[object]:
             yield pytest.param(text, id=f"figure-{figure.name}")
 
 
-@pytest.mark.parametrize("constant", constants())
+@pytest.mark.parametrize("constant", [*constants()])
 def test_each_constant_of_the_hint_modules_is_in_the_table(constant):
     """A hint that is added to the modules without a program that follows it fails here."""
     pattern = re.compile(".+".join(map(re.escape, re.split(r"\{\w*\}", constant))), re.DOTALL)

@@ -21,5 +21,6 @@ def test_kernels_that_cub_launches_run_on_each_card(python, tmp_path, card):
     """Compute capability 8.9 has no kernels of its own in torch's wheels, so those of 8.6 run."""
     program = tmp_path / "rows.py"
     program.write_text(PROGRAM)
+    # A new interpreter: what torch was compiled for is known if it is imported after the device.
     run = python("-m", "emulated_cuda", "--card", card, "--no-values", str(program))
     assert run.stdout.splitlines() == ["all ran"], run.stderr

@@ -172,5 +172,5 @@ def test_fills_write_their_rows_and_nothing_else(python):
 @pytest.mark.emulates
 def test_runtime_of_bindings_is_replaced_after_the_import_of_torch(python):
     """PyTorch imports ``cuda.bindings``, whose modules have each other's addresses by then."""
-    run = python("-c", LATE)
+    run = python("-c", LATE, forked=True)
     assert run.stdout.splitlines() == ["0 0 1", "3.0"], run.stderr

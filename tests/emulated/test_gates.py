@@ -32,7 +32,7 @@ def test_gates_pass_with_the_peaks_of_an_a100(python, tmp_path, capsys):
     run = python(
         *("-m", "pytest", "-p", "no:cacheprovider", "-p", "resident", "tests/gates", "tests/gpu"),
         *("--cka-memory-device=emulate:cuda,devices=2,values=off", f"--cka-memory-json={report}"),
-        forked=True,
+        forked_children=True,
         PYTHONPATH=str(tmp_path),
     )
     assert run.returncode == 0, run.stdout + run.stderr

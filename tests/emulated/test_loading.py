@@ -281,26 +281,39 @@ def test_device_is_emulated_beside_a_driver(python, driver, start, found):
 
 
 OF_DRIVER = """
-import ctypes, sys, torch
-ctypes.CDLL(sys.argv[1]).cuInit(0)
-import emulated_cuda
-try:
-    emulated_cuda.load()
-except emulated_cuda.DeviceError as error:
-    print(type(error).__name__, error)
+import ctypes, os, sys, torch
+for library in sys.argv[1:]:
+    if os.fork():
+        os.wait()
+        continue
+    ctypes.CDLL(library).cuInit(0)
+    import emulated_cuda
+    try:
+        emulated_cuda.load()
+    except emulated_cuda.DeviceError as error:
+        print(library, type(error).__name__, error)
+    sys.exit()
 """
+LIBRARIES = "libcuda.so.1", "libnvidia-ml.so.1"
 
 
-@pytest.mark.parametrize("library", ["libcuda.so.1", "libnvidia-ml.so.1"])
-def test_process_that_uses_another_driver_is_refused(python, driver, library):
+@pytest.fixture(scope="module")
+def of_driver(python, driver):
+    """Return the run of processes, each of which uses one library of the machine's driver."""
+    return python("-c", OF_DRIVER, *LIBRARIES, LD_LIBRARY_PATH=str(driver))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_process_that_uses_another_driver_is_refused(of_driver, driver, library):
     """If a process uses the driver of the machine's GPU, it would go on to do so: an error."""
-    run = python("-c", OF_DRIVER, library, LD_LIBRARY_PATH=str(driver))
-    assert run.stdout == (
+    line = of_driver.stdout.splitlines(keepends=True)[LIBRARIES.index(library)]
+    assert line == (
+        f"{library} "
         f"TooLateError the emulated CUDA device comes too late: it takes the place of NVIDIA's "
         f"driver, and this process uses {driver / library} already; load the emulated device "
         f"before, or do not call torch.cuda.is_available(), torch.cuda.device_count() or "
         f"torch.accelerator at the top of a conftest.py, a plugin or a module\n"
-    ), run.stderr
+    ), of_driver.stderr
 
 
 @pytest.mark.parametrize("order", ["before torch", "after torch"])

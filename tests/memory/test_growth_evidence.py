@@ -192,7 +192,7 @@ def shares_of() -> Iterator[tuple[RegionRecord, str, str]]:
     yield record(at_peak=(made,)), "no_such_figure", ""
 
 
-@pytest.mark.parametrize(("found", "figure", "said"), shares_of())
+@pytest.mark.parametrize(("found", "figure", "said"), [*shares_of()])
 def test_share_of_what_is_explained(found: RegionRecord, figure: str, said: str) -> None:
     """The sentence says how many bytes are explained, and why the rest is not."""
     assert sentences.sentence(found, figure) == said
