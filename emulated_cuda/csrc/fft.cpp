@@ -13,7 +13,7 @@
 #include <mutex>
 
 enum : int { kFloat = 0, kDouble = 1, kComplex = 4, kComplexDouble = 5 };  // cudaDataType_t
-enum : int { kInvalidPlan = 1, kExecutionFailed = 6 };                     // cufftResult_t
+constexpr int kInvalidPlan = 1, kExecutionFailed = 6;                      // cufftResult_t
 constexpr int kMostDimensions = 3;
 constexpr const char* kAdvice =
     "The workspace of a transform of this length or type is not known without a GPU: choose a length without large "
@@ -74,7 +74,7 @@ API int cufftCreate(int* plan) {
 }
 API int cufftDestroy(int plan) {
   std::lock_guard<std::mutex> guard(plans_lock);
-  return plans().erase(plan) ? kSuccess : kInvalidPlan;
+  return plans().erase(plan) ? (int)kSuccess : kInvalidPlan;
 }
 API int cufftSetStream(int plan, Stream stream) {
   std::lock_guard<std::mutex> guard(plans_lock);
@@ -107,7 +107,7 @@ API int cufftXtExec(int plan, void*, void*, int) {
     if (found == plans().end()) return kInvalidPlan;
     stream = found->second;
   }
-  return give_library_work(stream, "cufftXtExec", "a transform of cuFFT") ? kSuccess : kExecutionFailed;
+  return give_library_work(stream, "cufftXtExec", "a transform of cuFFT") ? (int)kSuccess : kExecutionFailed;
 }
 
 // Ways to a plan that torch does not take; the real library does not know these plans.
