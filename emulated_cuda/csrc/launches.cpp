@@ -106,6 +106,9 @@ static std::vector<std::pair<const void*, Kernel>>& kernels() {
   return registered;
 }
 static std::mutex kernels_mutex;
+// The architecture of kernels that were registered before this library was loaded; 0 if it is not known.
+static std::atomic<int> version_of_earlier{0};
+API void emulated_earlier_kernels_are_for(int version) { version_of_earlier = version; }
 API void __cudaRegisterFunction(void** binary, const char* function, char*, const char* name, int, void*, void*, void*, void*,
                                 int*) {
   remember_nan_check(function, name);
@@ -118,7 +121,8 @@ static Kernel kernel_of(const void* function) {
   static size_t count = 0;
   for (; count < kernels().size(); ++count) known.insert(kernels()[count]);
   auto found = known.find(function);
-  return found == known.end() ? Kernel{"a kernel whose name is not known", card_version()} : found->second;
+  if (found != known.end()) return found->second;
+  return {"a kernel whose name is not known", version_of_earlier ? (int)version_of_earlier : card_version()};
 }
 static const char* kernel_name(const void* function) { return kernel_of(function).name; }
 API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from emulated_cuda.loading.library import architecture_that_runs
+
 pytestmark = pytest.mark.emulates
 PROGRAM = """
 import torch
@@ -16,11 +18,26 @@ print("all ran")
 """
 
 
-@pytest.mark.parametrize("card", ["rtx4090", "h100"])
-def test_kernels_that_cub_launches_run_on_each_card(python, tmp_path, card):
+@pytest.mark.parametrize("is_late", [False, True], ids=["before torch", "after torch"])
+@pytest.mark.parametrize("card", ["rtx4090", "l40", "h100"])
+def test_kernels_that_cub_launches_run_on_each_card(python, card, is_late):
     """Compute capability 8.9 has no kernels of its own in torch's wheels, so those of 8.6 run."""
-    program = tmp_path / "rows.py"
-    program.write_text(PROGRAM)
-    # A new interpreter: what torch was compiled for is known if it is imported after the device.
-    run = python("-m", "emulated_cuda", "--card", card, "--no-values", str(program))
+    load = f"import emulated_cuda; emulated_cuda.load('{card}', values=False)\n"
+    run = python("-c", "import torch\n" * is_late + load + PROGRAM, forked=is_late)
     assert run.stdout.splitlines() == ["all ran"], run.stderr
+
+
+@pytest.mark.parametrize(
+    ("compiled", "capability", "runs"),
+    [
+        (["sm_75", "sm_80", "sm_86", "sm_90"], (8, 9), 86),
+        (["sm_75", "sm_80", "sm_86", "sm_90a"], (9, 0), 90),
+        (["sm_80", "sm_90", "compute_90"], (12, 0), 90),
+        (["sm_80", "compute_75", "compute_80"], (8, 6), 80),
+        (["sm_90", "compute_90"], (8, 0), 0),
+        ([], (8, 0), 0),
+    ],
+)
+def test_architecture_of_kernels_that_were_loaded_before(compiled, capability, runs):
+    """The highest compiled one of the card's generation, else the highest source below."""
+    assert architecture_that_runs(compiled, capability) == runs
