@@ -54,7 +54,9 @@ def _relink(app: Sphinx, docname: str, source: list[str]) -> None:
         app.env.note_dependency(path, docname=docname)
         source[0] = path.read_text("utf-8").replace("](docs/", "](/")
     if docname == "api/schema":
-        source[0] += f"\n{indent(json.dumps(report_schema(), indent=1), '   ')}\n"
+        source[0] += (
+            f"\n.. code-block:: json\n\n{indent(json.dumps(report_schema(), indent=1), '   ')}\n"
+        )
     source[0] = _ROOT_PAGES.sub(
         lambda link: f"](/project/{link[1].lower()}.md{link[2] or ''})", source[0]
     )

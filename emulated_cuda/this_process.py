@@ -78,7 +78,11 @@ _VARIABLE = 1
 
 
 class _Section(NamedTuple):
+    name: int
+    """Where its name is in the table of names."""
     kind: int
+    address: int
+    """From where the library is loaded."""
     offset: int
     size: int
     link: int
@@ -99,6 +103,28 @@ def address_of_variable(library: str, name: str, size: int) -> int | None:
     except (OSError, ValueError, LookupError, struct.error):
         return None
     return None if offset is None else base + offset
+
+
+def address_of_section(library: str, name: str) -> int | None:
+    """Return the address of a part of a loaded library in this process; None if it cannot be found.
+
+    Args:
+        library: its file name; 64-bit ELF.
+        name: of the section, such as ``.nvFatBinSegment``.
+    """
+    try:
+        base, path = _loaded(library)
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            sections = list(_sections(data))
+            names = sections[_HEADER.unpack_from(data)[-1]]
+            wanted = name.encode() + b"\0"
+            for section in sections:
+                start = names.offset + section.name
+                if data[start : start + len(wanted)] == wanted:
+                    return base + section.address
+    except (OSError, ValueError, LookupError, struct.error):
+        pass
+    return None
 
 
 def _loaded(library: str) -> tuple[int, str]:
@@ -132,4 +158,4 @@ def _sections(data: mmap.mmap) -> Iterator[_Section]:
         raise ValueError("not a 64-bit ELF file")
     for number in range(count):
         row = _SECTION.unpack_from(data, start + number * length)
-        yield _Section(row[1], row[4], row[5], row[6])
+        yield _Section(row[0], row[1], row[3], row[4], row[5], row[6])

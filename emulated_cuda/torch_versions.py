@@ -77,6 +77,7 @@ LATE_LIBRARIES = Row(
     ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"),
     "libraries that torch loads when they are first needed",
 )
+KERNELS = Row("libtorch_cuda.so", "the library that has the most of torch's kernels")
 BACKWARD_THREAD = Row("pt_autograd", "how the names of torch's threads for backward passes begin")
 OBJECT_COLLECTIVES = Row(
     ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),

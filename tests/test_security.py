@@ -21,7 +21,7 @@ ADMITTED = {
         "snapshots.unpickling": ["pickle"],
         "meters.accelerator.refusals": ["pickle"],
         "repair.proof": ["torch.load", "torch.save"],
-        "repair.scripts": ["exec"],
+        "repair.scripts": ["exec", "torch.load", "torch.save"],
         "measure.law_processes": ["pickle"],
         "cli.law_process": ["pickle"],
     }

@@ -106,9 +106,10 @@ static std::vector<std::pair<const void*, Kernel>>& kernels() {
   return registered;
 }
 static std::mutex kernels_mutex;
-// The architecture of kernels that were registered before this library was loaded; 0 if it is not known.
+// The architecture of kernels that were registered before this library was loaded; 0 for the card's own.
 static std::atomic<int> version_of_earlier{0};
-API void emulated_earlier_kernels_are_for(int version) { version_of_earlier = version; }
+// `binary` is one of torch's, which all have kernels for the same architectures; null if none was found.
+API void emulated_earlier_kernels_are_in(const FatBinary* binary) { version_of_earlier = version_that_runs(binary); }
 API void __cudaRegisterFunction(void** binary, const char* function, char*, const char* name, int, void*, void*, void*, void*,
                                 int*) {
   remember_nan_check(function, name);

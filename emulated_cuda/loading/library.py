@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, wraps
 from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
-from emulated_cuda import activation, imports
+from emulated_cuda import activation, imports, this_process
 from emulated_cuda import torch_versions as versions
 from emulated_cuda.cards import CONTEXT_BYTES, Card
 from emulated_cuda.errors import LOAD_BEFORE, DeviceError, TooLateError
@@ -45,30 +45,6 @@ class _Settings(ctypes.Structure):
     )
 
 
-def architecture_that_runs(compiled: Sequence[str], capability: tuple[int, int]) -> int:
-    """Return which of the architectures of a program a card runs; 0 if none of them.
-
-    >>> architecture_that_runs(["sm_80", "sm_86", "sm_90", "compute_120"], (8, 9))
-    86
-    >>> architecture_that_runs(["sm_80", "compute_80"], (9, 0))
-    80
-
-    Args:
-        compiled: as ``torch.cuda.get_arch_list()``: ``sm_`` runs on cards of the same generation
-            that are not older, ``compute_`` is compiled again for every card that is not older.
-        capability: of the card, such as (8, 9).
-    """
-    major, minor = capability
-    best = {"sm": 0, "compute": 0}
-    for name in compiled:
-        kind, _, number = name.partition("_")
-        version = int(number.rstrip("af"))  # 90a: with what only that card has
-        may_run = kind == "compute" or version // 10 == major
-        if may_run and version <= 10 * major + minor:
-            best[kind] = max(best[kind], version)
-    return best["sm"] or best["compute"]
-
-
 class Library:
     """The loaded library.
 
@@ -89,7 +65,6 @@ class Library:
         checks.check_addresses(devices * settings.address_bytes)
         self.path = checks.path_of_compiled(checks.LIBRARY)
         paths = [self.path, checks.path_of_compiled(checks.NVML)]
-        self._card = card
         self._is_late = checks.is_mapped("libc10_cuda.so")
         libraries = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in paths]
         self._functions = libraries[0]
@@ -160,10 +135,10 @@ class Library:
                 "asked for CUDA devices, and it keeps the answer that there are none; "
                 f"{LOAD_BEFORE}"
             )
-        # The real runtime was told which kernels there are. CUB runs only what it was compiled for.
-        compiled = sys.modules["torch"].cuda.get_arch_list()
-        version = architecture_that_runs(compiled, self._card.hardware.capability)
-        self._functions.emulated_earlier_kernels_are_for(version)
+        # The real runtime was told which kernels there are, and CUB runs only what it was compiled
+        # for. torch.cuda.get_arch_list() would forbid CUDA to processes that are forked later.
+        kernels = this_process.address_of_section(versions.KERNELS.value, ".nvFatBinSegment")
+        self._functions.emulated_earlier_kernels_are_in(ctypes.c_void_p(kernels))
 
     def _follow_libraries(self) -> None:
         """Compute values also for each library that is loaded from now on, such as torchvision's.

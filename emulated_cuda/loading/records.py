@@ -13,6 +13,7 @@ import os
 import signal
 import struct
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
@@ -156,6 +157,7 @@ class _Recorder:
     def begin(self) -> None:
         """Write what is known of this process, whatever happens to it."""
         self._exception, self._refusals = None, {}
+        self._began_ns = time.monotonic_ns()  # of the machine: the same clock for all processes
         self._library.keep_figures_in(str(self._folder / f"{os.getpid()}.figures"))
         self._write(None)
         if "multiprocessing.util" in sys.modules:
@@ -211,6 +213,7 @@ class _Recorder:
         record = {
             "program": os.path.basename((sys.argv or ["python"])[0]) or "python",
             "rank": os.environ.get("RANK"),
+            "began_ns": self._began_ns,
             "card": self._card.name,
             "total_bytes": self._total_bytes,
             "of_torch": of_torch,
@@ -266,13 +269,15 @@ def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> li
         folder: where they wrote.
         statuses: process -> its status, as `subprocess` returns it, as far as it is known.
     """
-    processes = [_process(path, statuses.get(int(path.stem))) for path in folder.glob("*.json")]
+    records = {path: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
+    # Not by their numbers, which begin again at 1 after the highest.
+    in_order = sorted(records, key=lambda path: records[path]["began_ns"])
+    processes = [_process(path, records[path], statuses.get(int(path.stem))) for path in in_order]
     used = [process for process in processes if process.devices]
-    return sorted(used, key=lambda p: (p.rank is None, p.rank or 0, p.process))
+    return sorted(used, key=lambda p: (p.rank is None, p.rank or 0))
 
 
-def _process(path: Path, status: int | None) -> ProcessUse:
-    record = json.loads(path.read_text(encoding="utf-8"))
+def _process(path: Path, record: Mapping[str, Any], status: int | None) -> ProcessUse:
     figures = path.with_suffix(".figures").read_bytes()
     size = checks.MOST_DEVICES * _FIGURES.size
     of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}, "refusals": {}}

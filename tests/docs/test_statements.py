@@ -175,7 +175,7 @@ def test_commands_in_the_text_have_the_options_that_they_are_shown_with() -> Non
         for command in re.findall(
             r"`python -m (pytest_cka_memory|emulated_cuda)\b([^`]*)`", text(page)
         ):
-            module, words = command[0], command[1].split()
+            module, words = command[0], re.split(r"(?<=\.py) ", command[1])[0].split()
             known = _options(plugin if module == "pytest_cka_memory" else device)
             given = {word for word in words if word.startswith("--")}
             assert given <= known, (page, command)

@@ -2,8 +2,6 @@
 
 import pytest
 
-from emulated_cuda.loading.library import architecture_that_runs
-
 pytestmark = pytest.mark.emulates
 PROGRAM = """
 import torch
@@ -25,19 +23,3 @@ def test_kernels_that_cub_launches_run_on_each_card(python, card, is_late):
     load = f"import emulated_cuda; emulated_cuda.load('{card}', values=False)\n"
     run = python("-c", "import torch\n" * is_late + load + PROGRAM, forked=is_late)
     assert run.stdout.splitlines() == ["all ran"], run.stderr
-
-
-@pytest.mark.parametrize(
-    ("compiled", "capability", "runs"),
-    [
-        (["sm_75", "sm_80", "sm_86", "sm_90"], (8, 9), 86),
-        (["sm_75", "sm_80", "sm_86", "sm_90a"], (9, 0), 90),
-        (["sm_80", "sm_90", "compute_90"], (12, 0), 90),
-        (["sm_80", "compute_75", "compute_80"], (8, 6), 80),
-        (["sm_90", "compute_90"], (8, 0), 0),
-        ([], (8, 0), 0),
-    ],
-)
-def test_architecture_of_kernels_that_were_loaded_before(compiled, capability, runs):
-    """The highest compiled one of the card's generation, else the highest source below."""
-    assert architecture_that_runs(compiled, capability) == runs

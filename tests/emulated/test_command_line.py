@@ -256,7 +256,7 @@ def test_process_that_ends_early_is_not_said_to_fit(emulated, tmp_path):
 def test_status_of_the_program_says_how_it_ended(tmp_path, status, end, fits):
     """Where the process could write nothing at its end, its status is what is known of the end."""
     process = 2**22 + 1  # more than any process has
-    record = {"program": "x.py", "rank": None, "card": "t4", "total_bytes": 2**31}
+    record = {"program": "x.py", "rank": None, "card": "t4", "total_bytes": 2**31, "began_ns": 0}
     text = json.dumps({**record, "of_torch": None, "exception": None})
     (tmp_path / f"{process}.json").write_text(text, encoding="utf-8")
     figures = [2**20, *[0] * 31, 0, 0]
@@ -268,7 +268,7 @@ def test_status_of_the_program_says_how_it_ended(tmp_path, status, end, fits):
 
 def test_process_that_still_runs_is_named(tmp_path):
     """A process that outlives the program is not said to have ended."""
-    record = {"program": "x.py", "rank": None, "card": "t4", "total_bytes": 2**31}
+    record = {"program": "x.py", "rank": None, "card": "t4", "total_bytes": 2**31, "began_ns": 0}
     text = json.dumps({**record, "of_torch": None, "exception": None})
     (tmp_path / f"{os.getpid()}.json").write_text(text, encoding="utf-8")
     (tmp_path / f"{os.getpid()}.figures").write_bytes(struct.pack("34q", 2**20, *[0] * 33))

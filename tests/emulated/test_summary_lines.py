@@ -1,9 +1,14 @@
 """What ``python -m emulated_cuda`` says of a reserve that is much larger than what is in use."""
 
+import json
+import struct
+from pathlib import Path
+
 import pytest
 
 from emulated_cuda import running
 from emulated_cuda.cards import CARDS
+from emulated_cuda.loading import records
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
 
 MB = 2**20
@@ -55,6 +60,24 @@ def test_refused_allocation_is_explained(
         "on cuda:0, 1,000.0 MB were refused when 200.0 MB of the card were left: 5,000.0 MB of the "
         f"reserve were in use, {cause}"
     )
+
+
+def test_processes_are_in_order_of_start_also_when_numbers_begin_again(tmp_path: Path) -> None:
+    """After the highest number of a process, a system gives the low ones again."""
+    for process, rank, began_ns in ((32_700, None, 1), (40, None, 2), (41, "0", 3)):
+        record = {
+            "program": "train.py",
+            "rank": rank,
+            "card": "t4",
+            "total_bytes": 2**34,
+            "began_ns": began_ns,
+            "of_torch": None,
+            "exception": None,
+        }
+        (tmp_path / f"{process}.json").write_text(json.dumps(record), "utf-8")
+        figures = struct.pack("32Q2q", MB, *[0] * 31, 1, 0)
+        (tmp_path / f"{process}.figures").write_bytes(figures)
+    assert [process.process for process in records.read(tmp_path)] == [41, 32_700, 40]
 
 
 FRAGMENTED = """
