@@ -1,3 +1,3 @@
 """The version, in a module that imports nothing, so that the build can read it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
