@@ -39,21 +39,22 @@ def test_prepared_release_can_be_released_if_its_owner_is_known(project):
     """After ``prepare``, version, citation and changelog agree; only the placeholder is left."""
     pytest.importorskip("towncrier", reason="needs towncrier, which the extra dev installs")
     (project / "docs/project/changes/example.added.md").write_text("**Example.** Text.\n")
-    before = (project / "CHANGELOG.md").read_text("utf-8")
+    log = project / "CHANGELOG.md"
+    head, _, releases = log.read_text("utf-8").partition("## ")
+    unreleased = "By hand.\n\n### Breaking: what to write instead\n\n- More.\n"
+    log.write_text(f"{head}## Unreleased\n\n{unreleased}\n## {releases}", "utf-8")
     done = release(project, "prepare", "7.8.9")
     assert done.returncode == 0, done.stderr
     assert '"7.8.9"' in (project / "pytest_cka_memory/_version.py").read_text("utf-8")
     after = (project / "CHANGELOG.md").read_text("utf-8")
-    head, _, unreleased = before.partition("## Unreleased\n\n")
     title, _, rest = after.removeprefix(head).partition("\n\n")
     assert re.fullmatch(r"## 7\.8\.9 \(\d{4}-\d\d-\d\d\)", title)
     # Breaking changes stand in what was written by hand, so they come first.
     assert rest.startswith(f"{unreleased.rstrip()}\n\n### Added\n\n- **")
     assert "- **Example.** Text." in rest
     assert "\n\n\n" not in after
-    assert len(re.findall("^## ", after, re.MULTILINE)) == len(
-        re.findall("^## ", before, re.MULTILINE)
-    )
+    assert after.endswith(f"\n\n## {releases}")  # what was released before, as it was
+    assert after.count("\n## ") == 1 + releases.count("\n## ") + 1
 
     refused = release(project, "check", "v7.8.9")
     assert (refused.returncode, "placeholder OWNER" in refused.stderr) == (1, True)

@@ -80,18 +80,17 @@ def test_release_moves_changes_into_the_changelog_and_keeps_what_it_has(tmp_path
     pytest.importorskip("towncrier", reason="needs towncrier, which the extra dev installs")
     for name in ("pyproject.toml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
+    start, _, end = (tmp_path / "CHANGELOG.md").read_text("utf-8").partition("## ")
     folder = shutil.copytree(CHANGES, tmp_path / "docs" / "project" / "changes")
-    before = (tmp_path / "CHANGELOG.md").read_text("utf-8")
     for kind in KINDS:
         (folder / f"example.{kind}.md").write_text(f"**Example of {kind}.** Text of it.\n")
     command = [sys.executable, "-m", "towncrier", "build", "--yes", "--version", "99.0.0"]
     subprocess.run([*command, "--date", "2030-01-02"], cwd=tmp_path, check=True)
 
     after = (tmp_path / "CHANGELOG.md").read_text("utf-8")
-    start, end = before.split("## Unreleased\n")
     assert after.startswith(f"{start}## 99.0.0 (2030-01-02)\n\n### Added\n\n- **")
-    assert after.endswith(f"\n\n## Unreleased\n{end}")
-    new = after.removeprefix(start).removesuffix(f"## Unreleased\n{end}")
+    assert after.endswith(f"\n\n## {end}")
+    new = after.removeprefix(start).removesuffix(f"## {end}")
     assert re.findall(r"^### (.+)$", new, re.MULTILINE) == [kind.capitalize() for kind in KINDS]
     assert "\n\n\n" not in new
     words = " ".join(new.split())
