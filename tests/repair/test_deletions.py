@@ -1,5 +1,6 @@
 """``del`` of local variables: which are found, and that the patched copy has the trial's peak."""
 
+import gc
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_result_of_the_last_iteration_is_deleted(tmp_path: Path) -> None:
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
     assert peak_of(copy.last_iteration).peak_bytes == trial.peak_bytes
+
+
+def test_function_is_found_although_the_collector_ignores_it() -> None:
+    """A program may have called ``gc.freeze()``; then no collector's list has its functions."""
+    step = loops.last_iteration
+    change = changes_of(step)["del out"]
+    gc.freeze()
+    try:
+        trial = tried([change], lambda: peak_of(step), lambda error: False)
+    finally:
+        gc.unfreeze()
+    assert trial.error == ""
+    assert peak_of(step).peak_bytes - trial.peak_bytes == 4 * loops.SIZE
 
 
 def test_tensor_that_is_not_used_before_the_peak() -> None:

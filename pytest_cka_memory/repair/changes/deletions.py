@@ -2,11 +2,13 @@
 
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 
 from pytest_cka_memory.repair.edits import Edit, Insertion, patched
 from pytest_cka_memory.repair.observation import Observed
@@ -87,11 +89,41 @@ def _trying(edits: Sequence[Edit], codes: Sequence[CodeType], copied: Copied) ->
     with ExitStack() as stack:
         for code in codes:
             new = _edited(code, texts[code.co_filename])
-            for function in gc.get_referrers(code):
-                if isinstance(function, FunctionType) and function.__code__ is code:
-                    stack.callback(setattr, function, "__code__", code)
-                    function.__code__ = new
+            for function in _functions_with(code):
+                stack.callback(setattr, function, "__code__", code)
+                function.__code__ = new
         yield
+
+
+def _functions_with(code: CodeType) -> list[FunctionType]:
+    """Return the functions that run a code.
+
+    The collector does not list what it was told to ignore, as programs do by ``gc.freeze()`` after
+    their imports. So what modules and their classes define is looked at, too.
+    """
+    defined = (
+        function
+        for module in tuple(sys.modules.values())
+        if getattr(module, "__file__", None) == code.co_filename
+        for function in _defined_in(module)
+    )
+    known = chain(gc.get_referrers(code), defined)
+    functions = {id(each): each for each in known if isinstance(each, FunctionType)}
+    return [function for function in functions.values() if function.__code__ is code]
+
+
+def _defined_in(module: ModuleType) -> Iterator[object]:
+    """Yield what a module and its classes define, functions of methods and properties included."""
+    namespaces: list[ModuleType | type] = [module]
+    for namespace in namespaces:  # which grows meanwhile
+        for value in tuple(vars(namespace).values()):
+            if isinstance(value, type):
+                if value.__module__ == module.__name__ and value not in namespaces:
+                    namespaces.append(value)
+            elif isinstance(value, property):
+                yield value.fget
+            else:
+                yield getattr(value, "__func__", value)  # of a static method or a class method
 
 
 def _edited(code: CodeType, text: str) -> CodeType:
