@@ -151,6 +151,7 @@ def _answer(repairs: Repairs) -> Iterator[str]:
     elif repairs.fitting:
         cheapest = repairs.fitting[0]
         yield f"cheapest that fits {budget}: {cheapest.name} ({_sizes(cheapest)})"
+        yield from _condition(cheapest, repairs.budget_bytes)
         exact = [trial for trial in repairs.fitting if keeps_numbers(trial)]
         if not keeps_numbers(cheapest):
             yield (
@@ -165,6 +166,16 @@ def _answer(repairs: Repairs) -> Iterator[str]:
             f"does not fit {budget} even with everything{everything}"
             if repairs.is_complete
             else f"nothing that was tried fits {budget}{everything}"
+        )
+
+
+def _condition(trial: Trial, budget_bytes: int) -> Iterator[str]:
+    """Say on what it depends that a trial fits, if it was run where there was more memory."""
+    reserved_bytes = None if trial.figures is None else trial.figures.reserved_bytes
+    if reserved_bytes is not None and reserved_bytes > budget_bytes:
+        yield (
+            f"  if the allocator can release enough of {format_with_unit(reserved_bytes)}, which "
+            f"it reserved here, where more was free"
         )
 
 

@@ -1,5 +1,6 @@
 """``python -m pytest_cka_memory repair``: the sessions it starts, and what it prints."""
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_search_without_time_does_not_say_that_nothing_fits() -> None:
     assert "nothing that was tried fits 1.00 MB" in as_text(found, device="cpu")
     found.is_complete = True
     assert "does not fit 1.00 MB even with everything" in as_text(found, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("reserved_mb", "is_conditional"), [(2, False), (3, True)], ids=["within", "above"]
+)
+def test_what_fits_depends_on_the_reserve_if_that_is_larger(
+    reserved_mb: int, is_conditional: bool
+) -> None:
+    """A trial with more memory may keep free blocks that the budget has no room for."""
+    from pytest_cka_memory.repair.report import as_text
+    from pytest_cka_memory.repair.search import Repairs
+    from pytest_cka_memory.repair.trials import Change, Figures, Trial
+
+    found = Repairs(Trial((), Figures(9 * 2**20, 9 * 2**20)), budget_bytes=2**21)
+    change = Change("less", "any", contextlib.nullcontext)
+    found.trials.append(Trial((change,), Figures(2**20, reserved_mb * 2**20)))
+    text = as_text(found, device="cpu")
+    assert "cheapest that fits 2.00 MB: less (1.00 MB)\n" in text
+    condition = "  if the allocator can release enough of 3.00 MB, which it reserved here"
+    assert (condition in text) is is_conditional
 
 
 def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
