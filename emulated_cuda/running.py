@@ -82,8 +82,9 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
                 yield (
                     f"warning: on cuda:{device.index} more than twice was reserved of what tensors "
                     "took at once. If other libraries did not take it, free blocks were too small "
-                    "or too far apart to be used again: PYTORCH_ALLOC_CONF=expandable_segments:"
-                    "True, without max_split_size_mb, lets the allocator join them"
+                    "or too far apart to be used again: "
+                    f"{torch_versions.allocator_variable()}=expandable_segments:True, without "
+                    "max_split_size_mb, lets the allocator join them"
                 )
 
 

@@ -37,6 +37,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -161,3 +163,21 @@ def warning_about(version: str | None) -> str | None:
         f"not yet tried with torch {numbers[1]}.{numbers[2]}; figures of torch's allocator are "
         f"still torch's own"
     )
+
+
+# ---- Settings ----
+
+_ALLOC_CONF = "PYTORCH_ALLOC_CONF"
+_ALLOC_CONF_SINCE = (2, 11)
+"""Seen to work from 2.11.0. 2.9.1 warns about the older name, and ignores this one."""
+
+
+@cache
+def allocator_variable() -> str:
+    """Return the environment variable that has the allocator's settings in the installed torch."""
+    try:
+        major, minor = metadata.version("torch").split(".")[:2]
+        is_new = (int(major), int(minor)) >= _ALLOC_CONF_SINCE
+    except (metadata.PackageNotFoundError, ValueError):  # as a source build may have it
+        is_new = True
+    return _ALLOC_CONF if is_new else "PYTORCH_CUDA_ALLOC_CONF"

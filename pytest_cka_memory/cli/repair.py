@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulated_cuda.cards import CARDS
+from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
 from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_cka_memory.repair.smaller import Sizes
 
 DEFAULT_CARD = "h100"
-_EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+_EXPANDABLE = {allocator_variable(): "expandable_segments:True"}
 _WORTH_A_RUN = 1.1
 """A reserve that is so many times the peak is measured again with expandable segments."""
 _MOST_LINES = 40
@@ -248,6 +249,10 @@ def _output(process: "subprocess.Popen[str]", timeout: float | None) -> str:
         raise
 
 
+def _text_of(environment: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in environment.items())
+
+
 def _about_reserve(session: Session, found: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line about expandable segments, if the reserve is much larger than the peak."""
     peak, reserved = found.get("peak_bytes"), found.get("reserved_bytes")
@@ -255,7 +260,7 @@ def _about_reserve(session: Session, found: Mapping[str, Any]) -> Iterator[str]:
         return
     again = session.results(Task("", MEASURE), tests=[found["test"]], environment=_EXPANDABLE)[0]
     less = reserved - (again.get("reserved_bytes") or reserved)
-    setting = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    setting = _text_of(_EXPANDABLE)
     saves = f"saves {format_with_unit(less)} of" if less > 0 else "saves nothing of"
     yield f"reserve: {setting} {saves} {format_with_unit(reserved)}"
 
@@ -300,10 +305,9 @@ def _about_card(session: Session, test: str, each: Mapping[str, Any], folder: Pa
     task = Task("", MEASURE, ranks=each["cards"])
     found = _first(session, task, folder=folder, tests=[test], device=device)
     if "error" in found:
-        setting = " ".join(f"{name}={value}" for name, value in _EXPANDABLE.items())
         return (
             f"not proven: {each['name']}: on {device}: {found['error'][:160]}. If its reserve is "
-            f"in pieces, {setting} helps"
+            f"in pieces, {_text_of(_EXPANDABLE)} helps"
         )
     peak = format_with_unit(found["peak_bytes"])
     return (

@@ -15,6 +15,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.units import MB, counted, format_with_unit
 
 PoolId = tuple[int, ...]
@@ -401,7 +402,7 @@ def reserve_advice(parts: Sequence[ReservePart], *, has_limit: bool = True) -> s
     if unused_bytes <= SMALL_PAGE + LARGE_PAGE and not of_pools:
         return _SEGMENTS if has_limit else ""
     if total.oversized_bytes > half:
-        return _OVERSIZED
+        return _named(_OVERSIZED)
     if total.waiting_bytes > half:
         return _WAITING
     if of_pools > half:
@@ -410,4 +411,8 @@ def reserve_advice(parts: Sequence[ReservePart], *, has_limit: bool = True) -> s
         return _OF_STREAMS
     if total.free_part_bytes > free_bytes / 2:
         return _IN_PARTS
-    return _NOT_AT_ONCE if total.is_expandable else _WHOLE
+    return _NOT_AT_ONCE if total.is_expandable else _named(_WHOLE)
+
+
+def _named(advice: str) -> str:
+    return advice.replace("PYTORCH_ALLOC_CONF", allocator_variable())

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.snapshots.analysis import Analysis
@@ -230,7 +231,7 @@ def _advice(trials: Trials, lines_of: Lines) -> Iterator[str]:
 def _what(trial: Trial, lines_of: Lines, trials: Trials) -> str:
     if not trial.emptied:
         text = trial.settings or '""'
-        return f"PYTORCH_ALLOC_CONF={text} in the environment, before torch is imported"
+        return f"{allocator_variable()}={text} in the environment, before torch is imported"
     places = [lines_of.text(trials.device.places[event])[0] for event in trial.emptied]
     return "torch.cuda.empty_cache() before " + ", and before ".join(places)
 

@@ -57,6 +57,13 @@ class Shown(NamedTuple):
         if drawn_with and not version("torch").startswith(f"{drawn_with}."):
             ignored, kept = (_FIGURE, "#")
         texts = [ignored.sub(kept, text) for text in (self.block.text, self.printed)]
+        if (
+            ignored is _FIGURE
+        ):  # by which lines are sorted; and up to 2.10 a variable has another name
+            texts = [
+                text.replace("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") for text in texts
+            ]
+            texts = ["\n".join(sorted(text.splitlines())) for text in texts]
         texts = [_SECONDS.sub("# s", text) for text in texts]
         if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
             texts = [_SITE.sub(r" in \1", " ".join(text.split())) for text in texts]

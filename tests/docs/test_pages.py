@@ -1,12 +1,18 @@
 """Every page does what it says: its files are written, its commands run, its outputs compared."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 from docs_pages import Block, blocks, name_of, pages
 from docs_session import Session, Shown, is_checked_elsewhere
+
+_SINCE = {"docs/how-to/graph-pools.md": (2, 12)}
+"""Page -> the torch from which what it shows is so. Up to 2.11 the workspace of a captured product
+stays in use in the pool of the deleted graph, and the page's test fails for a reason."""
+_TORCH = tuple(map(int, version("torch").split(".")[:2]))
 
 
 def _pages_to_run() -> Iterator[ParameterSet]:
@@ -19,6 +25,9 @@ def _pages_to_run() -> Iterator[ParameterSet]:
         )
         if found:
             marks = [pytest.mark.emulates] if emulates else []
+            since = _SINCE.get(name_of(page), _TORCH)
+            reason = f"the page is about torch {'.'.join(map(str, since))} and newer"
+            marks.append(pytest.mark.skipif(since > _TORCH, reason=reason))
             yield pytest.param(page, id=name_of(page), marks=marks)
 
 

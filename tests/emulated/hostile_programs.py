@@ -964,6 +964,8 @@ def pool_destroyed_in_a_capture() -> None:
 ON_CARD: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
+        # Before all captures: torch 2.11 aborts if a MemPool is deleted after one that failed.
+        memory_pool_of_torch_deleted_in_use,
         *(free_twice, free_inside, free_of_tensor, free_garbage, malloc_huge, malloc_nothing),
         *(free_host_twice, free_host_of_others, free_host_of_registered, register_garbage),
         *(pinned_tensors, pinned_freed_in_use, stream_destroyed_twice, stream_destroyed_in_use),
@@ -975,7 +977,7 @@ ON_CARD: dict[str, Callable[[], None]] = {
         *(storage_freed_before_its_views, storage_shrinks_before_its_views, cache_emptied_in_use),
         *(pool_destroyed_twice, pool_destroyed_in_use, pool_of_a_device_destroyed),
         *(pool_with_garbage, pool_with_a_limit, pool_attributes_of_nothing, pools_in_threads),
-        *(pooled_memory_freed_twice, memory_pool_of_torch_deleted_in_use),
+        pooled_memory_freed_twice,
         *(pointer_attributes_of_garbage, pointer_attributes_keep_to_their_sizes, fills_beyond),
         *(fills_of_rows_beyond, fills_of_slices_beyond, malloc_of_rows_and_slices_huge),
         *(copies_of_rows_beyond, kernels_of_nothing, fills_by_the_driver_are_of_a_tensor),

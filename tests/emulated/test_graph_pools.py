@@ -46,5 +46,8 @@ def test_failures_name_the_graph_whose_pool_holds_the_memory(python, tmp_path):
     )
     text = " ".join(session.stdout.split())
     owner = "the pool of the graph captured at test_graphs.py:9 in captured"
-    assert f"12,582,912 bytes (12.00 MB), reserved held by {owner} what" in text, session.stdout
+    # Up to torch 2.11 the state of the random numbers takes a block outside of the pool, too.
+    alone = f"12,582,912 bytes (12.00 MB), reserved held by {owner} what"
+    beside_others = f"{owner}, stream 1: 12.00 MB, 0 in use, 12.00 MB free in whole segments"
+    assert alone in text or beside_others in text, session.stdout
     assert f"no Python holder found: {owner} may hold it, as those" in text, session.stdout
