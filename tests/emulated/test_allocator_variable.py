@@ -19,7 +19,7 @@ from emulated_cuda import torch_versions
     ],
 )
 def test_name_of_the_variable_depends_on_the_version(monkeypatch, installed, name):
-    """torch 2.9.1 ignores the name that it recommends."""
+    """Torch 2.9.1 ignores the name that it recommends."""
 
     def version(distribution: str) -> str:
         if installed is None:
