@@ -353,7 +353,8 @@ API int ncclBroadcast(const void* send, void* recv, size_t count, int type, int 
   log_call({"Broadcast", send, recv, count, type, 0, root}, c, stream);
   size_t bytes = count * width_of(type);
   bool is_root = c->rank() == root;
-  return add(c, stream, {send, is_root ? bytes : 0}, {recv, is_root ? 0 : bytes}, [=](Communicator& c) { return broadcast(c, send, recv, count, type, root); });
+  size_t received = is_root && recv == send ? 0 : bytes;  // torch 2.15 gathers by broadcasts into other memory
+  return add(c, stream, {send, is_root ? bytes : 0}, {recv, received}, [=](Communicator& c) { return broadcast(c, send, recv, count, type, root); });
 }
 API int ncclBcast(void* both, size_t count, int type, int root, Communicator* c, Stream stream) {
   return ncclBroadcast(both, both, count, type, root, c, stream);

@@ -210,7 +210,7 @@ int Communicator::meet(const Call* call, bool needs_others) {
   std::string what = call ? described(*call) : own.calls[calls_ % 2].name;
   if (int code = wait_until([&] { return first_missing() < 0; }, first_missing, what.c_str(), needs_others)) return code;
   bool have_all_come = first_missing() < 0;
-  if (call) are_known_ = have_all_come;
+  if (call) are_known_ = is_known_;  // a root need not wait for those that send nothing
   for (int rank = 0; call && have_all_come && rank < ranks_; ++rank) {
     const Call& other = record(rank).calls[calls_ % 2];
     are_known_ = are_known_ && other.is_known;
