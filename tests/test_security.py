@@ -24,7 +24,8 @@ ADMITTED = {
         "repair.scripts": ["exec", "torch.load", "torch.save"],
         "measure.law_processes": ["pickle"],
         "cli.law_process": ["pickle"],
-    }
+    },
+    "emulated_cuda": {"saving": ["torch.load", "torch.save"]},
 }
 """What torch writes is a pickle. It is read in a process of its own, which admits builtin types
 only and has limits; ``tests/snapshots/test_hostile_snapshots.py`` has a hundred hostile files for
