@@ -8,7 +8,19 @@ function fitTables() {
   }
 }
 
+// A name or a call may break behind its separators, so that a narrow column does not break it within a word.
+function allowBreaks(code) {
+  const texts = [];
+  const walker = document.createTreeWalker(code, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) texts.push(walker.currentNode);
+  for (const text of texts) {
+    const parts = text.data.split(/(?<=[_.,/([-])(?=\w)/);
+    text.replaceWith(...parts.flatMap((part, index) => (index ? [document.createElement("wbr"), part] : [part])));
+  }
+}
+
 addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("table.docutils td code.literal").forEach(allowBreaks);
   for (const table of document.querySelectorAll(".table-wrapper > table.docutils")) {
     const columns = [...table.querySelectorAll("thead th")].map((cell) => cell.innerText.trim());
     for (const row of table.querySelectorAll("tbody tr"))
