@@ -21,9 +21,9 @@ ADMITTED = {
         "snapshots.unpickling": ["pickle"],
         "meters.accelerator.refusals": ["pickle"],
         "repair.proof": ["torch.load", "torch.save"],
-        "repair.scripts": ["exec", "torch.load", "torch.save"],
+        "repair.programs": ["exec", "torch.load", "torch.save"],
         "measure.law_processes": ["pickle"],
-        "cli.law_process": ["pickle"],
+        "cli.named_functions": ["pickle"],
     },
     "emulated_cuda": {"saving": ["torch.load", "torch.save"]},
 }

@@ -31,10 +31,16 @@ from cka.functional.sums import (
 from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
-from cka.running.messages import named_warnings, nan_warnings
 from cka.running.model_runner import ModelRunner
 from cka.running.placement import Batches, Lockstep
-from cka.running.rows import Rows, RowsOfModel, check_same_tokens, merge_rows
+from cka.running.rows import (
+    Rows,
+    RowsOfModel,
+    check_same_tokens,
+    merge_rows,
+    named_warnings,
+    nan_warnings,
+)
 
 
 @dataclass(frozen=True)

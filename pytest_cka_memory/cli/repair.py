@@ -21,7 +21,7 @@ from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
 from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
-from pytest_cka_memory.repair.copies import patched_copy
+from pytest_cka_memory.repair.programs import patched_copy
 from pytest_cka_memory.units import format_exact, format_with_unit, parse_megabytes
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _test_of(script: Sequence[str], folder: Path) -> str:
     path = folder / _SCRIPT_TEST
     given = f"{str(script[0])!r}, {list(script[1:])!r}"
     path.write_text(
-        f"from pytest_cka_memory.repair.scripts import Script\n\nrun = Script({given})\n\n\n"
+        f"from pytest_cka_memory.repair.programs import Script\n\nrun = Script({given})\n\n\n"
         "def test_script():\n    run()\n",
         encoding="utf-8",
     )

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.measure import note_end
 from pytest_cka_memory.measure.evidence import Explainer
-from pytest_cka_memory.measure.observers import note_end
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import Labels, RegionContext, function_name
 from pytest_cka_memory.measure.region_stack import region_stack_for

@@ -7,7 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
-from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
+from pytest_cka_memory.core.figures import (
+    EXPLAINED,
+    FIGURES,
+    READABLE,
+    FigureAttributes,
+    RegionRecord,
+)
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
@@ -22,7 +28,6 @@ from pytest_cka_memory.measure.evidence import (
     explains_host,
     look_at,
 )
-from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
 from pytest_cka_memory.measure.reserve import ReserveEvidence, WithRecording
 from pytest_cka_memory.meters.collector import not_counted

@@ -7,8 +7,7 @@ import pytest
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
 from pytest_cka_memory.core.figure_rows import Figure
-from pytest_cka_memory.core.figures import FIGURES, READABLE
-from pytest_cka_memory.measure.figure_attributes import FigureAttributes
+from pytest_cka_memory.core.figures import FIGURES, READABLE, FigureAttributes
 from pytest_cka_memory.meters import Meter
 
 CONTRACT = (
