@@ -74,31 +74,31 @@ class Rows:
             {Call(*call) for call in data["not_pooled"]},
         )
 
+    @classmethod
+    def merged(cls, rows_of_ranks: Sequence[Rows]) -> Rows:
+        """Return the rows of all ranks together.
 
-def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
-    """Return the rows of all ranks together.
+        Args:
+            rows_of_ranks: the rows of each rank that had a batch, at least one.
 
-    Args:
-        rows_of_ranks: the rows of each rank that had a batch, at least one.
-
-    Raises:
-        InputError: if the calls of two ranks differ.
-    """
-    first = rows_of_ranks[0]
-    for rows in rows_of_ranks:
-        if rows.calls != first.calls:
-            differing = sorted(set(rows.calls).symmetric_difference(first.calls))
-            labels = format_labels([call.label for call in differing])
-            raise InputError(
-                f"the ranks ran different layers, or in another order ({labels or 'same layers'}); "
-                "compare the same models and layers on every rank"
-            )
-    return Rows(
-        first.calls,
-        {call: why for rows in rows_of_ranks for call, why in rows.left_out.items()},
-        set().union(*(rows.other_tokens for rows in rows_of_ranks)),
-        set().union(*(rows.not_pooled for rows in rows_of_ranks)),
-    )
+        Raises:
+            InputError: if the calls of two ranks differ.
+        """
+        first = rows_of_ranks[0]
+        for rows in rows_of_ranks:
+            if rows.calls != first.calls:
+                differing = sorted(set(rows.calls).symmetric_difference(first.calls))
+                labels = format_labels([call.label for call in differing])
+                raise InputError(
+                    "the ranks ran different layers, or in another order "
+                    f"({labels or 'same layers'}); compare the same models and layers on every rank"
+                )
+        return cls(
+            first.calls,
+            {call: why for rows in rows_of_ranks for call, why in rows.left_out.items()},
+            set().union(*(rows.other_tokens for rows in rows_of_ranks)),
+            set().union(*(rows.not_pooled for rows in rows_of_ranks)),
+        )
 
 
 class RowsOfModel(Protocol):

@@ -2,10 +2,10 @@
 
 Two environment variables do it: one holds the arguments of
 :func:`emulated_cuda.loading.loaded.load`, and PYTHONPATH begins with a folder whose
-``sitecustomize`` loads the device before torch (:mod:`.as_child`). PATH begins with a folder that
-has ``nvidia-smi`` (:mod:`emulated_cuda.smi`). So ``subprocess``, ``torchrun``
-and ``multiprocessing`` with any start method work alike. A process that is started with another
-environment, or with one of Python's options ``-I``, ``-E`` and ``-S``, does not have the device.
+``sitecustomize`` calls :func:`load_before_torch`. PATH begins with a folder that has ``nvidia-smi``
+(:mod:`emulated_cuda.smi`). So ``subprocess``, ``torchrun`` and ``multiprocessing`` with any start
+method work alike. A process that is started with another environment, or with one of Python's
+options ``-I``, ``-E`` and ``-S``, does not have the device.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import os
 import secrets
 import sys
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import emulated_cuda
+from emulated_cuda import imports
 from emulated_cuda.errors import DeviceError
 
 VARIABLE = "EMULATED_CUDA"
@@ -96,3 +99,38 @@ def setting_of(environment: Any) -> dict[str, Any]:
         f"{VARIABLE} is {text!r} in the environment, which only emulated_cuda writes; unset it, "
         f"and run python -m emulated_cuda, or call emulated_cuda.load()"
     )
+
+
+_PACKAGES = ("torch", "cuda.bindings", "cupy_backends", "numba_cuda")
+"""Packages that look for a driver: whichever a program imports first."""
+_LIBRARIES = ("libnvidia-ml.so",)
+"""How the names of libraries begin that programs load by ctypes, with and without torch: pynvml."""
+
+
+def load_before_torch() -> None:
+    """Load the device that the environment names when this process imports torch or asks for it."""
+    if VARIABLE in os.environ:
+        for module in _PACKAGES:
+            imports.call_before(module, _load)
+        imports.call_after("ctypes", _load_before_libraries)
+
+
+def _load_before_libraries() -> None:
+    import ctypes  # most processes do not
+
+    load_library = ctypes.CDLL.__init__
+
+    @wraps(load_library)
+    def load_device_first(self: Any, name: Any = None, *args: Any, **kwargs: Any) -> None:
+        if isinstance(name, str) and name.startswith(_LIBRARIES):
+            _load()
+        load_library(self, name, *args, **kwargs)
+
+    ctypes.CDLL.__init__ = load_device_first  # type: ignore[method-assign]
+
+
+def _load() -> None:
+    arguments = arguments_of(os.environ)
+    # The package imports what loads on first use: most processes do not import torch.
+    if arguments and emulated_cuda.loaded() is None:
+        emulated_cuda.load(**arguments)

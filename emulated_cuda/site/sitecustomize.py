@@ -10,11 +10,11 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 try:
-    from emulated_cuda.loading import as_child
+    from emulated_cuda.loading import children
 except ImportError:  # an interpreter of another environment, which has no such package
     pass
 else:
-    as_child.load_before_torch()
+    children.load_before_torch()
 
 
 def _run_next() -> None:
