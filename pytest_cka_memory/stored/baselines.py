@@ -327,7 +327,7 @@ class WithinBaseline(Limit):
         """Yield a breach if the region has a law that is above the committed one."""
         if LAW not in old or record.law is None:
             return
-        from pytest_cka_memory.laws.committed import difference  # few baselines have a law
+        from pytest_cka_memory.limits.laws import difference  # few baselines have a law
 
         try:
             message = difference(json.loads(old[LAW]), record.law)
