@@ -151,7 +151,7 @@ def _results(
 
 
 def _budget(text: str) -> int:
-    from pytest_cka_memory.measure.repairing import budget_of  # imports torch
+    from pytest_cka_memory.measure.repeated_runs import budget_of  # imports torch
 
     try:
         return budget_of(text)

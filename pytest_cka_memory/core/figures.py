@@ -349,7 +349,7 @@ def rounded_figures(record: RegionRecord) -> dict[str, int | None]:
     }
 
 
-class FigureAttributes:
+class FigureNames:
     """Names and types of what a region reads from its record; it has no values of its own.
 
     For editors and type checkers. They follow from the registry, and a test compares both.
