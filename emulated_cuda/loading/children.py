@@ -14,12 +14,12 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-import emulated_cuda
 from emulated_cuda import imports
 from emulated_cuda.errors import DeviceError
 
@@ -107,15 +107,20 @@ _LIBRARIES = ("libnvidia-ml.so",)
 """How the names of libraries begin that programs load by ctypes, with and without torch: pynvml."""
 
 
-def load_before_torch() -> None:
-    """Load the device that the environment names when this process imports torch or asks for it."""
+def load_before_torch(load: Callable[[], None]) -> None:
+    """Load the device if the environment names one, before this process looks for a device.
+
+    Args:
+        load: loads it, with :func:`arguments_of` this environment; called when a package that looks
+            for a driver is imported, or a library of the driver is loaded.
+    """
     if VARIABLE in os.environ:
         for module in _PACKAGES:
-            imports.call_before(module, _load)
-        imports.call_after("ctypes", _load_before_libraries)
+            imports.call_before(module, load)
+        imports.call_after("ctypes", partial(_load_before_libraries, load))
 
 
-def _load_before_libraries() -> None:
+def _load_before_libraries(load: Callable[[], None]) -> None:
     import ctypes  # most processes do not
 
     load_library = ctypes.CDLL.__init__
@@ -123,14 +128,7 @@ def _load_before_libraries() -> None:
     @wraps(load_library)
     def load_device_first(self: Any, name: Any = None, *args: Any, **kwargs: Any) -> None:
         if isinstance(name, str) and name.startswith(_LIBRARIES):
-            _load()
+            load()
         load_library(self, name, *args, **kwargs)
 
     ctypes.CDLL.__init__ = load_device_first  # type: ignore[method-assign]
-
-
-def _load() -> None:
-    arguments = arguments_of(os.environ)
-    # The package imports what loads on first use: most processes do not import torch.
-    if arguments and emulated_cuda.loaded() is None:
-        emulated_cuda.load(**arguments)
