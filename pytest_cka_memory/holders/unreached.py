@@ -52,7 +52,9 @@ class UnreachedTree(ReferenceTree):
         self._loops = {} if loops is None else loops
 
     def start(self, first: Reference) -> object:
-        return type(first.value), frozenset(type(step.value) for step in self.loop_of(first))
+        return type(first.value), frozenset(
+            type(reference.value) for reference in self.loop_of(first)
+        )
 
     def loop_of(self, first: Reference) -> list[Reference]:
         """Return the loop in which a path begins; empty if C code holds the object there."""
