@@ -74,9 +74,9 @@ def _keepers(record: RegionRecord, width: int) -> Iterator[str]:
         yield from wrapped(keeper_line(holding), width, "  ")
     if len(keepers) > _MOST_KEEPERS:
         yield f"  and {counted(len(keepers) - _MOST_KEEPERS, 'other group')} beside free memory"
-    found = record.reserve_kept_by
-    rest_bytes = total_of(record.reserve).free_part_bytes - sum(it.keeps_bytes or 0 for it in found)
-    if rest_bytes > least and sum(it.count for it in found) >= MOST_DESCRIBED:
+    known = record.reserve_kept_by
+    rest_bytes = total_of(record.reserve).free_part_bytes - sum(it.keeps_bytes or 0 for it in known)
+    if rest_bytes > least and sum(it.count for it in known) >= MOST_DESCRIBED:
         rest = format_with_unit(rest_bytes)
         yield from wrapped(f"and more blocks beside the other {rest}, not described", width, "  ")
 

@@ -100,11 +100,11 @@ class BaselinePlan:
         known: dict[str, Figures] = {}
         changes: dict[str, Sequence[Changed]] = {}
         for key in self._by_test.get(nodeid, ()):
-            found = changed(key.conditions, now)
+            differences = changed(key.conditions, now)
             # Of the lines of several machines, the one of the most similar machine.
             best = changes.get(key.label)
-            if key.fingerprint == fingerprint and (best is None or len(found) < len(best)):
-                known[key.label], changes[key.label] = self.entries[key], found
+            if key.fingerprint == fingerprint and (best is None or len(differences) < len(best)):
+                known[key.label], changes[key.label] = self.entries[key], differences
         device = None if fingerprint in self._fingerprints else fingerprint
         return WithinBaseline(text, tolerance, known, device, self.required, changes)
 

@@ -283,16 +283,16 @@ def tolerance_of_marker(
     Raises:
         LimitError: if one of them cannot be read.
     """
-    given = None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
+    parsed = None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
     relations_of(
         relative_to=relative_to,
         less_than=less_than,
         at_most=at_most,
         saves=saves,
         of=of,
-        tolerance=given or parse_tolerance("0%"),
+        tolerance=parsed or parse_tolerance("0%"),
     )
-    return given
+    return parsed
 
 
 @dataclass(frozen=True)
