@@ -169,17 +169,17 @@ def _is_missing(module: ModuleType, module_name: str, function_name: str) -> str
     owner, _, method = function_name.partition(".")
     if method and hasattr(module, owner):
         return f"{problem}; write a function at the top of the file that calls it"
-    names = [name for name, it in vars(module).items() if _is_step(it, module)]
+    names = [
+        name
+        for name, it in vars(module).items()
+        if inspect.isfunction(it) and it.__module__ == module.__name__
+    ]
     if not names:
         return problem
     near = difflib.get_close_matches(function_name, names, n=1)
     others = "..." if len(names) > _MOST_NAMES else ""
     some = ", ".join(near or [*names[:_MOST_NAMES], *filter(None, [others])])
     return f"{problem}, but {some}"
-
-
-def _is_step(it: object, module: ModuleType) -> bool:
-    return inspect.isfunction(it) and it.__module__ == module.__name__
 
 
 def do_job_of_law(arguments: Sequence[str]) -> int:
