@@ -25,7 +25,7 @@ from tabulate import tabulate
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.figure_rows import ADDITIONS
 from pytest_cka_memory.meters.cpu import BlockMeter
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 _BATCHES = (100, 1_000, 10_000, 100_000)
 _LIVE_TENSORS = (10_000, 100_000)

@@ -107,7 +107,7 @@ TABLES = {
     ),
     "cross-check, ledger": Table(
         "ledger-crosscheck-amd-epyc-torch-{torch}.json",
-        ("pytest_cka_memory/meters/ledger", "pytest_cka_memory/meters/objects.py"),
+        tuple(f"{COUNTER[0]}/{name}.py" for name in ("storage_meter", "ledger", "objects")),
         "crosscheck.py", minutes=15, needs="CKA_MEMORY_NATIVE=0 in the environment",
         part=("--networks", "alexnet", "googlenet", "resnext50_32x4d", "vit_b_32"),
     ),

@@ -141,7 +141,8 @@ def emulated(path: Path, folder: Path, seconds: float) -> dict[str, Any]:
     """Search, and measure each copy: each in a process of its own, forked after the imports."""
     import torch._dynamo  # noqa: F401 - checkpoints import it, which takes a second
 
-    import pytest_cka_memory.measure.repairing  # noqa: F401
+    import pytest_cka_memory.measure.repeated_runs
+    import pytest_cka_memory.repair.report  # noqa: F401
 
     loaded(path)
     found = _forked(lambda: search(path, folder, seconds))

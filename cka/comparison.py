@@ -31,7 +31,6 @@ from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
 from cka.running.exact import Exact, ExactNeighbours
-from cka.running.messages import Progress
 from cka.running.model_runner import (
     ComparedModel,
     Feed,
@@ -50,6 +49,7 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
+from cka.running.rows import Progress
 from cka.running.run import Outcome, Provenance, Resamples, Run, SimultaneousRuns
 from cka.samples import Mask, SampleRule, Samples, check_masks
 

@@ -28,9 +28,8 @@ from cka.running.estimators import (
     Estimator,
     Measurement,
 )
-from cka.running.messages import Progress, named_warnings
 from cka.running.placement import Lockstep, eager, evaluation_mode, layer_by_layer
-from cka.running.rows import Rows
+from cka.running.rows import Progress, Rows, named_warnings
 
 _SCHEMA = "cka-features/1"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -1,11 +1,17 @@
-"""Turn values on for the life of the process."""
+"""Turn values on for the life of the process.
+
+Those of torch's operators at once, and those of Triton's kernels when the program imports Triton.
+"""
 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
+import sys
+from functools import partial
 
-from emulated_cuda import torch_versions
+from emulated_cuda import imports, torch_versions, triton_private
 from emulated_cuda.errors import WITHOUT_VALUES, DeviceError
 
 _ON = ("1", "true", "on", "yes", "y")
@@ -13,6 +19,12 @@ _ON = ("1", "true", "on", "yes", "y")
 _is_on = False
 _reason: str | None = None
 """What torch lacks, if values were to be computed and are not."""
+_NO_PACKAGES = (
+    "AOTInductor is not supported on the emulated device: code that it compiles has no text from "
+    "which its kernels could be computed, so its results would not be known; compile the model "
+    f"with torch.compile, run the program that torch.export returns, {WITHOUT_VALUES} to measure "
+    "memory only, or use a GPU"
+)
 
 
 def are_computed() -> bool:
@@ -60,20 +72,43 @@ def turn_on(path: str, *, required: bool) -> bool:
         if required:
             raise DeviceError(_reason)
         return False
-    from emulated_cuda.triton import following
-    from emulated_cuda.values import collectives, graphs, operators, registration
+    from emulated_cuda.values import graphs, operators, registration, staleness
 
     functions = operators.Library(path)
     operators.use_library(functions)
     registration.register_all()
-    collectives.answer_nccl(path)
+    staleness.answer_nccl(path)
     torch_private.disable_fusion()
     functions.compute_values(1)
-    following.start(path)
+    _follow_triton(path)
     graphs.start(path)
     atexit.register(graphs.stop)
     _is_on = True
     return True
+
+
+def _follow_triton(path: str) -> None:
+    """Compute the kernels of Triton as soon as the program imports it.
+
+    Args:
+        path: of the library of the emulated device, which is loaded.
+    """
+    from emulated_cuda import torch_private
+
+    refuse = partial(torch_private.refuse_packages, _NO_PACKAGES)
+    imports.call_after(torch_versions.PACKAGING.value[0], refuse)
+    module = triton_private.MODULE
+    if module not in sys.modules and importlib.util.find_spec(module) is None:
+        return
+    # Not when the program imports Triton: that may be inside a region, which would count the
+    # constants of these modules, or inside a transform of torch.func, which would wrap them.
+    from emulated_cuda.triton import launches
+
+    def prepare() -> None:
+        launches.start(path)
+        triton_private.note_compiled(launches.note_compiled)
+
+    imports.call_after(module, prepare)
 
 
 def register_new_operators() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, DEFAULT_CARD, Card, card_of, condition_to_fit
 from emulated_cuda.errors import DeviceError
 
-_MEASURES = "pytest_cka_memory.cli.estimated"
+_MEASURES = "pytest_cka_memory.cli.named_functions"
 """The module that measures, which is not imported here: it runs in the other process."""
 _LARGER = 32
 """How many times the memory of a card is emulated to find how much a function needs."""
@@ -147,7 +147,7 @@ def _run(
         options += ["--memory", f"{total_bytes // _MB}MB"] if total_bytes else []
         command = [sys.executable, "-m", "emulated_cuda", *options, "-m", _MEASURES]
         run = subprocess.run(
-            [*command, str(path), function, str(calls), arguments_text],
+            [*command, "estimate", str(path), function, str(calls), arguments_text],
             capture_output=True,
             text=True,
             check=False,

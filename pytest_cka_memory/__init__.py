@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_cka_memory.laws.law import Law
     from pytest_cka_memory.measure.probe import MemoryProbe, Snapshot
     from pytest_cka_memory.measure.region import Region
-    from pytest_cka_memory.measure.sweeps import Sweep
+    from pytest_cka_memory.measure.repeated_runs import Sweep
     from pytest_cka_memory.notebook import (
         law,
         measure_memory_at_batch_counts,
@@ -69,7 +69,7 @@ _MODULES = {
     "Sample": "core.growth",
     "SizeError": "errors",
     "Snapshot": "measure.probe",
-    "Sweep": "measure.sweeps",
+    "Sweep": "measure.repeated_runs",
     "law": "notebook",
     "measure_memory_at_batch_counts": "notebook",
     "measure_memory_retention": "notebook",

@@ -32,7 +32,7 @@ PICTURES = {
         activation
         triton
         values
-        preparation    saving
+        preparation
         torch_private  triton_private
         torch_versions cards          this_process   imports        packing
         errors

@@ -21,11 +21,11 @@ ADMITTED = {
         "snapshots.unpickling": ["pickle"],
         "meters.accelerator.refusals": ["pickle"],
         "repair.proof": ["torch.load", "torch.save"],
-        "repair.scripts": ["exec", "torch.load", "torch.save"],
+        "repair.programs": ["exec", "torch.load", "torch.save"],
         "measure.law_processes": ["pickle"],
-        "cli.law_process": ["pickle"],
+        "cli.named_functions": ["pickle"],
     },
-    "emulated_cuda": {"saving": ["torch.load", "torch.save"]},
+    "emulated_cuda": {"preparation": ["torch.load", "torch.save"]},
 }
 """What torch writes is a pickle. It is read in a process of its own, which admits builtin types
 only and has limits; ``tests/snapshots/test_hostile_snapshots.py`` has a hundred hostile files for

@@ -31,10 +31,9 @@ from cka.functional.sums import (
 from cka.result import CKAResult
 from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
-from cka.running.messages import named_warnings, nan_warnings
 from cka.running.model_runner import ModelRunner
 from cka.running.placement import Batches, Lockstep
-from cka.running.rows import Rows, RowsOfModel, check_same_tokens, merge_rows
+from cka.running.rows import Rows, RowsOfModel, check_same_tokens, named_warnings, nan_warnings
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ class Run:
         self.samples = sum(rank["samples"] for rank in used)
         self.batches = sum(rank["batches"] for rank in used)
         for index, runner in enumerate(self._runners):
-            runner.rows = merge_rows([Rows.from_builtin(rank["rows"][index]) for rank in used])
+            runner.rows = Rows.merged([Rows.from_builtin(rank["rows"][index]) for rank in used])
         exponents = highest_exponents([rank["exponents"] for rank in used])
         if sums is None:
             shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))

@@ -2,10 +2,10 @@
 
 Two environment variables do it: one holds the arguments of
 :func:`emulated_cuda.loading.loaded.load`, and PYTHONPATH begins with a folder whose
-``sitecustomize`` loads the device before torch (:mod:`.as_child`). PATH begins with a folder that
-has ``nvidia-smi`` (:mod:`emulated_cuda.smi`). So ``subprocess``, ``torchrun``
-and ``multiprocessing`` with any start method work alike. A process that is started with another
-environment, or with one of Python's options ``-I``, ``-E`` and ``-S``, does not have the device.
+``sitecustomize`` calls :func:`load_before_torch`. PATH begins with a folder that has ``nvidia-smi``
+(:mod:`emulated_cuda.smi`). So ``subprocess``, ``torchrun`` and ``multiprocessing`` with any start
+method work alike. A process that is started with another environment, or with one of Python's
+options ``-I``, ``-E`` and ``-S``, does not have the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
+from emulated_cuda import imports
 from emulated_cuda.errors import DeviceError
 
 VARIABLE = "EMULATED_CUDA"
@@ -96,3 +99,36 @@ def setting_of(environment: Any) -> dict[str, Any]:
         f"{VARIABLE} is {text!r} in the environment, which only emulated_cuda writes; unset it, "
         f"and run python -m emulated_cuda, or call emulated_cuda.load()"
     )
+
+
+_PACKAGES = ("torch", "cuda.bindings", "cupy_backends", "numba_cuda")
+"""Packages that look for a driver: whichever a program imports first."""
+_LIBRARIES = ("libnvidia-ml.so",)
+"""How the names of libraries begin that programs load by ctypes, with and without torch: pynvml."""
+
+
+def load_before_torch(load: Callable[[], None]) -> None:
+    """Load the device if the environment names one, before this process looks for a device.
+
+    Args:
+        load: loads it, with :func:`arguments_of` this environment; called when a package that looks
+            for a driver is imported, or a library of the driver is loaded.
+    """
+    if VARIABLE in os.environ:
+        for module in _PACKAGES:
+            imports.call_before(module, load)
+        imports.call_after("ctypes", partial(_load_before_libraries, load))
+
+
+def _load_before_libraries(load: Callable[[], None]) -> None:
+    import ctypes  # most processes do not
+
+    load_library = ctypes.CDLL.__init__
+
+    @wraps(load_library)
+    def load_device_first(self: Any, name: Any = None, *args: Any, **kwargs: Any) -> None:
+        if isinstance(name, str) and name.startswith(_LIBRARIES):
+            load()
+        load_library(self, name, *args, **kwargs)
+
+    ctypes.CDLL.__init__ = load_device_first  # type: ignore[method-assign]

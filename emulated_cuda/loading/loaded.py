@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_cuda import activation, imports, preparation, saving, this_process
+from emulated_cuda import activation, imports, preparation, this_process
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records
@@ -182,10 +182,7 @@ def _prepare_torch() -> None:
     preparation.label_profiles()
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
-        from emulated_cuda.values import collectives
-
-        collectives.send_over_gloo()
-        saving.keep_existing_files()
+        preparation.work_without_values()
 
 
 def prepare(library: str) -> None:

@@ -9,12 +9,21 @@ import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
+
+def _load() -> None:
+    from emulated_cuda.loading.loaded import load, loaded  # most processes do not import torch
+
+    arguments = children.arguments_of(os.environ)
+    if arguments and loaded() is None:
+        load(**arguments)
+
+
 try:
-    from emulated_cuda.loading import as_child
+    from emulated_cuda.loading import children
 except ImportError:  # an interpreter of another environment, which has no such package
     pass
 else:
-    as_child.load_before_torch()
+    children.load_before_torch(_load)
 
 
 def _run_next() -> None:

@@ -159,7 +159,8 @@ def prepare(blocks: list[Block], names: Iterable[str] = ()) -> list[Code]:
 
 def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> Code:
     if not block.operations or block.operations[-1].name not in ttir.TERMINATORS:
-        raise NotComputed(f"a block that ends with {_last_name(block)}")
+        ending = block.operations[-1].name if block.operations else "nothing"
+        raise NotComputed(f"a block that ends with {ending}")
     *operations, end = block.operations
     elsewhere = {
         name
@@ -194,10 +195,6 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
         )
     ]
     return Code(block.label, block.arguments, steps, end)
-
-
-def _last_name(block: Block) -> str:
-    return block.operations[-1].name if block.operations else "nothing"
 
 
 class Programs:

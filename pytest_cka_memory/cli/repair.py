@@ -21,7 +21,7 @@ from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
 from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
-from pytest_cka_memory.repair.copies import patched_copy
+from pytest_cka_memory.repair.programs import patched_copy
 from pytest_cka_memory.units import format_exact, format_with_unit, parse_megabytes
 
 if TYPE_CHECKING:
@@ -101,14 +101,14 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-script-") as made:
         arguments = args.more + ([_test_of(args.script, Path(made))] if args.script else [])
         session = Session(device, arguments, shows_progress=not args.quiet)
-        for found in _results(session, task, args.script, made):
-            every.append(found)
-            print(found.get("text") or f"{found['label']}: {found['error']}")
-            status |= "text" not in found
-            for line in _about_reserve(session, found):
+        for answer in _results(session, task, args.script, made):
+            every.append(answer)
+            print(answer.get("text") or f"{answer['label']}: {answer['error']}")
+            status |= "text" not in answer
+            for line in _about_reserve(session, answer):
                 print(line)
-            if args.prove and not found.get("interrupted"):
-                for line in proof_lines(session, found):
+            if args.prove and not answer.get("interrupted"):
+                for line in proof_lines(session, answer):
                     print(line, flush=True)
     if args.html is not None:
         from pytest_cka_memory.reports import files
@@ -122,9 +122,9 @@ def run(args: argparse.Namespace) -> int:
 def _test_of(script: Sequence[str], folder: Path) -> str:
     """Write a test that runs a script with its arguments; return its path."""
     path = folder / _SCRIPT_TEST
-    given = f"{str(script[0])!r}, {list(script[1:])!r}"
+    arguments = f"{str(script[0])!r}, {list(script[1:])!r}"
     path.write_text(
-        f"from pytest_cka_memory.repair.scripts import Script\n\nrun = Script({given})\n\n\n"
+        f"from pytest_cka_memory.repair.programs import Script\n\nrun = Script({arguments})\n\n\n"
         "def test_script():\n    run()\n",
         encoding="utf-8",
     )
@@ -140,18 +140,18 @@ def _results(
         # A test is named from pytest's root, which is another folder for a script.
         test = f"{folder}/{_SCRIPT_TEST}::test_script" if script else first["test"]
         label = " ".join(script) or test
-        found = first
+        answer = first
         if first.get("ran_out"):
             print(f"{label} does not fit as it is; going on with {_LARGEST}", file=sys.stderr)
             options = session.device.split(",")[1:]
             session.card_that_was_full = session.device
             session.device = ",".join([f"{EMULATED}:{_LARGEST}", *options])
-            (found,) = session.results(task, tests=[test])
-        yield {**found, "test": test, "label": label}
+            (answer,) = session.results(task, tests=[test])
+        yield {**answer, "test": test, "label": label}
 
 
 def _budget(text: str) -> int:
-    from pytest_cka_memory.measure.repairing import budget_of  # imports torch
+    from pytest_cka_memory.measure.repeated_runs import budget_of  # imports torch
 
     try:
         return budget_of(text)
@@ -230,8 +230,8 @@ class Session:
 def _read(path: str) -> list[dict[str, Any]]:
     """Return what a session found for each test; nothing if it has written nothing."""
     file = Path(path)
-    found: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
-    return found
+    answer: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
+    return answer
 
 
 def _output(process: "subprocess.Popen[str]", timeout: float | None) -> str:
@@ -253,42 +253,42 @@ def _text_of(environment: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in environment.items())
 
 
-def _about_reserve(session: Session, found: Mapping[str, Any]) -> Iterator[str]:
+def _about_reserve(session: Session, answer: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line about expandable segments, if the reserve is much larger than the peak."""
-    peak, reserved = found.get("peak_bytes"), found.get("reserved_bytes")
-    if not peak or not reserved or reserved < peak * _WORTH_A_RUN or found.get("interrupted"):
+    peak, reserved = answer.get("peak_bytes"), answer.get("reserved_bytes")
+    if not peak or not reserved or reserved < peak * _WORTH_A_RUN or answer.get("interrupted"):
         return
-    again = session.results(Task("", MEASURE), tests=[found["test"]], environment=_EXPANDABLE)[0]
+    again = session.results(Task("", MEASURE), tests=[answer["test"]], environment=_EXPANDABLE)[0]
     less = reserved - (again.get("reserved_bytes") or reserved)
     setting = _text_of(_EXPANDABLE)
     saves = f"saves {format_with_unit(less)} of" if less > 0 else "saves nothing of"
     yield f"reserve: {setting} {saves} {format_with_unit(reserved)}"
 
 
-def proof_lines(session: Session, found: Mapping[str, Any]) -> Iterator[str]:
+def proof_lines(session: Session, answer: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the proof of each recommended change has shown."""
-    for each in found.get("recommended", ()):
+    for each in answer.get("recommended", ()):
         if not each["files"]:
             yield f"not proven: {each['name']}: the place of the edit is not known"
             continue
         with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-copy-") as made:
             folder = patched_copy(Path.cwd(), Path(made), each["files"])
-            yield _about_peak(session, found["test"], each, folder)
+            yield _about_peak(session, answer["test"], each, folder)
             if session.card_that_was_full is not None:
-                yield _about_card(session, found["test"], each, folder)
-            yield _about_values(session, found, each, folder)
+                yield _about_card(session, answer["test"], each, folder)
+            yield _about_values(session, answer, each, folder)
 
 
 def _about_peak(session: Session, test: str, each: Mapping[str, Any], folder: Path) -> str:
     cards = each["cards"]
-    found = _first(session, Task("", MEASURE, ranks=cards), folder=folder, tests=[test])
-    errors = [rank["error"] for rank in found.get("ranks", [found]) if "error" in rank]
+    answer = _first(session, Task("", MEASURE, ranks=cards), folder=folder, tests=[test])
+    errors = [rank["error"] for rank in answer.get("ranks", [answer]) if "error" in rank]
     if errors:
         return (
             f"not proven: {each['name']}: the patched copy does not run: {errors[0]}"
             f"{_by_hand(session, test, cards)}"
         )
-    measured, predicted = [rank["peak_bytes"] for rank in found["ranks"]], each["peak_bytes"]
+    measured, predicted = [rank["peak_bytes"] for rank in answer["ranks"]], each["peak_bytes"]
     subject = "the patched copy has" if cards == 1 else f"each of {cards} ranks of the copy has"
     if set(measured) == {predicted}:
         return f"proven: {each['name']}: {subject} the peak {format_exact(predicted)}"
@@ -303,16 +303,16 @@ def _about_card(session: Session, test: str, each: Mapping[str, Any], folder: Pa
     """Say whether the copy runs on the card itself, whose allocator may need more than the peak."""
     device = session.card_that_was_full
     task = Task("", MEASURE, ranks=each["cards"])
-    found = _first(session, task, folder=folder, tests=[test], device=device)
-    if "error" in found:
+    answer = _first(session, task, folder=folder, tests=[test], device=device)
+    if "error" in answer:
         return (
-            f"not proven: {each['name']}: on {device}: {found['error'][:160]}. If its reserve is "
+            f"not proven: {each['name']}: on {device}: {answer['error'][:160]}. If its reserve is "
             f"in pieces, {_text_of(_EXPANDABLE)} helps"
         )
-    peak = format_with_unit(found["peak_bytes"])
+    peak = format_with_unit(answer["peak_bytes"])
     return (
         f"proven: {each['name']}: the patched copy runs on {device}, with a peak of {peak} and "
-        f"{format_with_unit(found['reserved_bytes'])} reserved"
+        f"{format_with_unit(answer['reserved_bytes'])} reserved"
     )
 
 
@@ -327,19 +327,19 @@ def _by_hand(session: Session, test: str, cards: int) -> str:
 
 
 def _about_values(
-    session: Session, found: Mapping[str, Any], each: Mapping[str, Any], folder: Path
+    session: Session, answer: Mapping[str, Any], each: Mapping[str, Any], folder: Path
 ) -> str:
     from pytest_cka_memory.repair.proof import difference
     from pytest_cka_memory.repair.smaller import Sizes, instead_of, sizes_to_try
 
-    before, cards = Sizes(*found["sizes"]), each["cards"]
+    before, cards = Sizes(*answer["sizes"]), each["cards"]
     needed = {
-        "peak_bytes": cards * (found.get("peak_bytes") or 0),
-        "flops": cards * (found.get("flops") or 0),
+        "peak_bytes": cards * (answer.get("peak_bytes") or 0),
+        "flops": cards * (answer.get("flops") or 0),
     }
     error = ""
     for sizes in sizes_to_try(before, **needed, seconds=SECONDS):
-        kept = _kept(session, found["test"], folder, before, sizes, cards)
+        kept = _kept(session, answer["test"], folder, before, sizes, cards)
         if isinstance(kept, str):
             error = error or kept
             continue
@@ -365,12 +365,12 @@ def _kept(
             sizes=(astuple(before), astuple(sizes)),
             ranks=ranks,
         )
-        found = _first(session, task, folder=place, tests=[test], device=device, timeout=SECONDS)
-        every = found.get("ranks", [found])
+        answer = _first(session, task, folder=place, tests=[test], device=device, timeout=SECONDS)
+        every = answer.get("ranks", [answer])
         errors = [str(rank["error"]) for rank in every if "error" in rank]
         if errors:
             return errors[0]
-        if sizes != before and not found["shrunk"]:
+        if sizes != before and not answer["shrunk"]:
             return "the test does not make its inputs with sizes that could be smaller"
         kept += [rank["values"] for rank in every]
     return kept
@@ -394,12 +394,12 @@ def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> st
 
 def _first(session: Session, task: Task, **options: Any) -> dict[str, Any]:
     try:
-        found: Sequence[dict[str, Any]] = session.results(task, **options)
+        answers: Sequence[dict[str, Any]] = session.results(task, **options)
     except subprocess.TimeoutExpired as error:
         return {"error": f"it takes longer than {error.timeout:.0f} s"}
     except CkaMemoryError as error:
         return {"error": str(error)}
-    return found[0]
+    return answers[0]
 
 
 __all__ = ["MEASURE", "VALUES", "Session", "add_parser", "run"]

@@ -185,7 +185,7 @@ class AdditionalFigures:
     """The level at each allocation by line, see :class:`.laws.samples.RecordedSample`; None unless
     ``peak_law`` judges the test. It is not in the JSON report."""
     law: dict[str, Any] | None = None
-    """How a figure of the measured code grows with sizes, see :func:`.laws.committed.to_dict`; None
+    """How a figure of the measured code grows with sizes, see :func:`.limits.laws.to_dict`; None
     unless the region is one of ``cka_memory.law``."""
     driver_start_bytes: Annotated[
         int | None,

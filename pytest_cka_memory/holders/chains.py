@@ -103,30 +103,30 @@ def loop_advice(loop: Sequence[Reference]) -> str:
 
     Several rules may fit one loop; the first decides.
     """
-    values = [step.value for step in loop]
-    if any(_is_flat(step.value) for step in loop):
+    values = [reference.value for reference in loop]
+    if any(_is_flat(reference.value) for reference in loop):
         return _FLAT
-    if any(_is_of_hooks(step) for step in loop):
+    if any(_is_of_hooks(reference) for reference in loop):
         return _HOOK
     if any(module_name_of(value) == CHECKPOINT_MODULE for value in values):
         return CHECKPOINT_ADVICE
-    for number, step in enumerate(loop[1:], 1):
-        text, following = step.text or "", loop[number % (len(loop) - 1) + 1]
-        if is_node(type(step.parent)) and following.text == "._base":
+    for number, reference in enumerate(loop[1:], 1):
+        text, following = reference.text or "", loop[number % (len(loop) - 1) + 1]
+        if is_node(type(reference.parent)) and following.text == "._base":
             return _SAVED_VIEW
         if text == ".grad":
             return _CREATE_GRAPH
-        if is_node(type(step.parent)) and following.text == ".grad_fn" and _is_saved(text):
+        if is_node(type(reference.parent)) and following.text == ".grad_fn" and _is_saved(text):
             return _PACKED
     if any(class_name(type(value)) == "AccumulateGrad" for value in values) and not any(
-        step.text == ".grad_fn" for step in loop
+        reference.text == ".grad_fn" for reference in loop
     ):
         return _ACCUMULATOR
-    if any(_is_saved(step.text or "") for step in loop):
+    if any(_is_saved(reference.text or "") for reference in loop):
         return _PACKED
-    if any(is_node(type(step.parent)) and step.text is None for step in loop[1:]):
+    if any(is_node(type(reference.parent)) and reference.text is None for reference in loop[1:]):
         return _CONTEXT
-    return _ATTRIBUTE if any(step.text == ".grad_fn" for step in loop) else _ANY
+    return _ATTRIBUTE if any(reference.text == ".grad_fn" for reference in loop) else _ANY
 
 
 def path_text(path: Sequence[Reference]) -> str:
@@ -146,14 +146,16 @@ def _is_saved(text: str) -> bool:
     return name.startswith(("_saved_", "saved_tensors"))
 
 
-def _is_of_hooks(step: Reference) -> bool:
-    return issubclass(type(step.value), dict) and is_hooks(step.value, step.parent)
+def _is_of_hooks(reference: Reference) -> bool:
+    return issubclass(type(reference.value), dict) and is_hooks(reference.value, reference.parent)
 
 
 def _turned(loop: Sequence[Reference]) -> list[Reference]:
     """Return the same loop from a tensor, if it has one; a parameter is preferred."""
     ring = list(loop[1:])  # a loop's last reference leads to its first object
-    tensors = [n for n, step in enumerate(ring) if dtype_and_shape_of(step.value)[0] is not None]
+    tensors = [
+        n for n, reference in enumerate(ring) if dtype_and_shape_of(reference.value)[0] is not None
+    ]
     named = [n for n in tensors if class_name(type(ring[n].value)) == "Parameter"]
     start = next(iter([*named, *tensors]), len(ring) - 1)
     return [Reference(ring[start].value, None), *ring[start + 1 :], *ring[: start + 1]]
@@ -164,29 +166,34 @@ def _stations(path: Sequence[Reference]) -> Iterator[str]:
     text, nodes = label(path[0].value), 0
     number = 1
     while number < len(path):
-        step = path[number]
-        kind = type(step.value)
+        reference = path[number]
+        kind = type(reference.value)
         number += 1
-        if is_node(kind) and is_node(type(step.parent)):
+        if is_node(kind) and is_node(type(reference.parent)):
             following = path[number] if number < len(path) else None
             is_inner = following is not None and is_node(type(following.value))
             nodes += 1
             if nodes < _MOST_NODES or not is_inner:
                 yield text
-                text = label(step.value)
+                text = label(reference.value)
             elif nodes == _MOST_NODES:
                 yield text
                 text = "…"
             continue
         nodes = 0
-        if type(step.parent) is types.FunctionType and step.value is step.parent.__closure__:
+        if (
+            type(reference.parent) is types.FunctionType
+            and reference.value is reference.parent.__closure__
+        ):
             yield text
             number, text = _closure(path, number)
-        elif step.text == ".grad" or kind in _PARTS:
-            text += step.text or _part(step)
+        elif reference.text == ".grad" or kind in _PARTS:
+            text += reference.text or _part(reference)
         else:
-            yield text + ("" if step.text == ".variable" else step.text or _part(step))
-            text = label(step.value)
+            yield text + (
+                "" if reference.text == ".variable" else reference.text or _part(reference)
+            )
+            text = label(reference.value)
     yield text
 
 
@@ -200,10 +207,10 @@ def _closure(path: Sequence[Reference], number: int) -> tuple[int, str]:
     return number + 1, f"closure variable {name}"
 
 
-def _part(step: Reference) -> str:
-    if type(step.parent) is types.CellType:
+def _part(reference: Reference) -> str:
+    if type(reference.parent) is types.CellType:
         return ""
-    text = text_of(step.parent, step.value)
+    text = text_of(reference.parent, reference.value)
     return "" if text.startswith(" -> ") else text
 
 
@@ -223,7 +230,7 @@ def links_of_unreached(unreached: Unreached) -> tuple[Link, ...]:
         return _bounded([Link("", _OF_CPP), start, *_following(unreached.path)])
     # A loop begins and ends with the same object; the path begins at any object of it.
     ring = list(unreached.loop[1:])
-    at = next(number for number, step in enumerate(ring) if step.value is first.value)
+    at = next(number for number, reference in enumerate(ring) if reference.value is first.value)
     turned = [Reference(first.value, None), *ring[at + 1 :], *ring[: at + 1]]
     around = list(_following(turned))
     back = Link(around[-1].reference, f"the same {around[-1].object}")
@@ -235,14 +242,14 @@ def links_of_unreached(unreached: Unreached) -> tuple[Link, ...]:
 def _following(path: Sequence[Reference]) -> Iterator[Link]:
     """Yield a link for each object after the first, except dicts that users do not write."""
     before = ""
-    for number, step in enumerate(path[1:], 1):
-        text = step.text or text_of(step.parent, step.value)
+    for number, following in enumerate(path[1:], 1):
+        text = following.text or text_of(following.parent, following.value)
         is_last = number == len(path) - 1
-        if not is_last and (text in _OF_MODULES or is_own_dict(step.value, step.parent)):
+        if not is_last and (text in _OF_MODULES or is_own_dict(following.value, following.parent)):
             before += text
             continue
         reference = shortened(before + text).removeprefix(" -> ")
-        yield Link(reference, tensors.label(step.value))
+        yield Link(reference, tensors.label(following.value))
         before = ""
 
 

@@ -67,7 +67,10 @@ def expression_of(path: ReferencePath) -> str:
     """
     first = path[0]
     assert first.root is not None, "a path starts at a root"
-    parts = ["", *(step.text or text_of(step.parent, step.value) for step in path[1:])]
+    parts = [
+        "",
+        *(reference.text or text_of(reference.parent, reference.value) for reference in path[1:]),
+    ]
     # Joined once, because a path may have a million references.
     written = [f"{first.root.prefix}{first.text}"]
     lists = 0
@@ -346,16 +349,16 @@ def _typed(path: ReferencePath, texts: Sequence[str]) -> list[str]:
     """
     written = list(texts)
     for number in range(1, len(path)):
-        step, after = path[number], path[number + 1] if number + 1 < len(path) else None
+        reference, after = path[number], path[number + 1] if number + 1 < len(path) else None
         in_dict = number > 1 and texts[number - 1] == _DICT
-        owner = path[number - 1].parent if in_dict else step.parent
+        owner = path[number - 1].parent if in_dict else reference.parent
         name = _name_in(texts[number], is_entry=in_dict)
-        if name is None or not _is_attribute(owner, name, step.value):
+        if name is None or not _is_attribute(owner, name, reference.value):
             continue
-        is_static = issubclass(type(owner), type) and type(step.value) is staticmethod
-        if is_static and after is not None and after.value is step.value.__func__:
+        is_static = issubclass(type(owner), type) and type(reference.value) is staticmethod
+        if is_static and after is not None and after.value is reference.value.__func__:
             written[number + 1] = ""  # typing the attribute gives the function
-        elif not _can_be_typed(owner, name, step.value, after):
+        elif not _can_be_typed(owner, name, reference.value, after):
             written[number] = f'{_DICT}["{name}"]'
             if in_dict:
                 written[number - 1] = ""

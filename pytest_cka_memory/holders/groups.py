@@ -372,24 +372,24 @@ class Patterns:
         if number:
             return number
         inner = []
-        step = self._tree.before(last)
-        while step is not None:
-            known = self._known.get(id(step.value))
+        reference = self._tree.before(last)
+        while reference is not None:
+            known = self._known.get(id(reference.value))
             if known is not None:
                 number = known
                 break
-            inner.append(step)
-            step = self._tree.before(step)
-        for step in reversed(inner):
-            number = self._known[id(step.value)] = self._then(number, step)
+            inner.append(reference)
+            reference = self._tree.before(reference)
+        for reference in reversed(inner):
+            number = self._known[id(reference.value)] = self._then(number, reference)
         pattern = self._then(number, last)
         if last.text is None and self._is_entry(last):
             self._of_entries[id(last.parent)] = pattern
         return pattern
 
-    def _then(self, number: int, step: Reference) -> int:
-        """Return the number for what `step` leads to, if `number` is that of its parent."""
-        part = self._part(step)
+    def _then(self, number: int, reference: Reference) -> int:
+        """Return the number for what `reference` leads to, if `number` is that of its parent."""
+        part = self._part(reference)
         before = self._steps[number]
         if not part or (before == part and part is not None) or before == _OF_GRAPH:
             return number
@@ -398,32 +398,32 @@ class Patterns:
             self._steps.append(part)
         return following
 
-    def _part(self, step: Reference) -> object:
-        if step.parent is None:
-            return self._tree.start(step)
-        if step.text is not None:
-            return without_places(step.text)
-        if self._is_entry(step):
+    def _part(self, reference: Reference) -> object:
+        if reference.parent is None:
+            return self._tree.start(reference)
+        if reference.text is not None:
+            return without_places(reference.text)
+        if self._is_entry(reference):
             return _ENTRY
-        if is_own_dict(step.value, step.parent):
+        if is_own_dict(reference.value, reference.parent):
             return ""
-        if type(step.parent) is dict:  # the attributes of an object
-            return "." + without_places(text_of(step.parent, step.value)[2:-2])
-        return without_places(text_of(step.parent, step.value))
+        if type(reference.parent) is dict:  # the attributes of an object
+            return "." + without_places(text_of(reference.parent, reference.value)[2:-2])
+        return without_places(text_of(reference.parent, reference.value))
 
-    def _is_entry(self, step: Reference) -> bool:
-        """Whether a step leads from a container to an entry: not to an attribute of an object."""
-        kind = type(step.parent)
-        return kind in _CONTAINERS or (kind is dict and self._has_entries(step))
+    def _is_entry(self, reference: Reference) -> bool:
+        """Whether a reference leads from a container to an entry, not to an object's attribute."""
+        kind = type(reference.parent)
+        return kind in _CONTAINERS or (kind is dict and self._has_entries(reference))
 
-    def _has_entries(self, step: Reference) -> bool:
-        known = self._are_entries.get(id(step.parent))
+    def _has_entries(self, reference: Reference) -> bool:
+        known = self._are_entries.get(id(reference.parent))
         if known is None:
-            before = self._tree.before(step)
+            before = self._tree.before(reference)
             owner = None if before is None else before.parent
             known = owner is None or not (
-                is_own_dict(step.parent, owner)
+                is_own_dict(reference.parent, owner)
                 or (before is not None and self._part(before) in _OF_MODULES)
             )
-            self._are_entries[id(step.parent)] = known
+            self._are_entries[id(reference.parent)] = known
         return known

@@ -176,7 +176,9 @@ def graph_advice(
     if paths is None or (batches or 0) < 2:
         return None
     path = paths.first
-    head = next((number for number, step in enumerate(path) if is_node(type(step.value))), 0)
+    head = next(
+        (number for number, reference in enumerate(path) if is_node(type(reference.value))), 0
+    )
     if head == 0 or dtype_and_shape_of(path[head - 1].value)[0] is None:
         return None
     if not paths.all_lead_through(path[head - 1].value, is_node):
@@ -197,8 +199,11 @@ def head_in_c_code(path: ReferencePath) -> Any:
 
     C code may reference it as one of the arguments of a call, which are a tuple.
     """
-    head = next((number for number, step in enumerate(path) if is_node(type(step.value))), 0) - 1
-    if head < 0 or any(type(step.value) not in (tuple, list) for step in path[:head]):
+    head = (
+        next((number for number, reference in enumerate(path) if is_node(type(reference.value))), 0)
+        - 1
+    )
+    if head < 0 or any(type(reference.value) not in (tuple, list) for reference in path[:head]):
         return None
     return path[head].value if _is_of_graph(path, path[head]) else None
 
@@ -223,10 +228,10 @@ def graph_advice_of_c_code(
 
 def _is_of_graph(path: ReferencePath, head: Reference) -> bool:
     """Whether a path ends at a tensor, or leads from it to its end through nodes alone."""
-    numbers = [number for number, step in enumerate(path) if step.value is head.value]
+    numbers = [number for number, reference in enumerate(path) if reference.value is head.value]
     if not numbers or dtype_and_shape_of(head.value)[0] is None:
         return False
-    return all(is_node(type(step.value)) for step in path[numbers[0] + 1 : -1])
+    return all(is_node(type(reference.value)) for reference in path[numbers[0] + 1 : -1])
 
 
 def growing_graph(boundaries: Sequence[int]) -> str | None:
@@ -353,7 +358,9 @@ def container_before(paths: Paths, kind: type) -> Container | None:
         paths: those of a group; the first decides.
         kind: the class. The entries of the container are counted by these objects.
     """
-    before = list(takewhile(lambda step: not issubclass(type(step.value), kind), paths.first))
+    before = list(
+        takewhile(lambda reference: not issubclass(type(reference.value), kind), paths.first)
+    )
     while before and not _is_growing(before[-1], before[:-1]):
         before.pop()
     if not before or len(before) == len(paths.first):
@@ -361,18 +368,18 @@ def container_before(paths: Paths, kind: type) -> Container | None:
     return Container(before, paths.objects_of(kind))
 
 
-def _is_growing(step: Reference, before: ReferencePath) -> bool:
+def _is_growing(reference: Reference, before: ReferencePath) -> bool:
     """Whether an object is a container that the user fills, not a part of an object of torch."""
-    if not issubclass(type(step.value), _GROWING):
+    if not issubclass(type(reference.value), _GROWING):
         return False
     if any(issubclass(type(each.value), torch.optim.Optimizer) for each in before):
         return False
-    parent = step.parent
-    if parent is None or not issubclass(type(step.value), dict):
+    parent = reference.parent
+    if parent is None or not issubclass(type(reference.value), dict):
         return True
     # Where Python keeps attributes in a dict, that comes between.
     owners = [parent, *(each.parent for each in before if each.value is parent)]
     modules = [it for it in owners if issubclass(type(it), torch.nn.Module)]
-    if any(step.value is vars(module).get(name) for module in modules for name in _OF_MODULES):
+    if any(reference.value is vars(module).get(name) for module in modules for name in _OF_MODULES):
         return False
-    return not is_own_dict(step.value, parent)
+    return not is_own_dict(reference.value, parent)

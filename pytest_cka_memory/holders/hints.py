@@ -49,21 +49,21 @@ def keeper_of(path: ReferencePath) -> str | None:
     root = path[0].root
     modules = [] if root is None else [root.prefix.rstrip(".")]
     storing = _before_exception(path)
-    modules += [class_module(type(step.value)) for step in storing]
+    modules += [class_module(type(reference.value)) for reference in storing]
     for name in modules:
         package = name.partition(".")[0]
         if package not in _NOT_KEEPERS and _is_installed(package):
             return f"the package {package}"
-    for number, step in enumerate(storing):
-        if _is_test_item(step.value):
-            return f"a plugin that sets {_attribute(step.value, path[number + 1 :])} of a test"
+    for number, reference in enumerate(storing):
+        if _is_test_item(reference.value):
+            return f"a plugin that sets {_attribute(reference.value, path[number + 1 :])} of a test"
     return None
 
 
 def _before_exception(path: ReferencePath) -> ReferencePath:
     """Return the references before the first exception or traceback; all if there is none."""
     kinds = (BaseException, TracebackType)
-    return list(takewhile(lambda step: not issubclass(type(step.value), kinds), path))
+    return list(takewhile(lambda reference: not issubclass(type(reference.value), kinds), path))
 
 
 def _is_installed(package: str) -> bool:
@@ -78,7 +78,7 @@ def _is_test_item(value: Any) -> bool:
 
 def _attribute(item: Any, path: ReferencePath) -> str:
     """Return the attribute of `item` with which the rest of the path begins."""
-    values = {id(step.value) for step in path[:2]}  # the first may be its __dict__
+    values = {id(reference.value) for reference in path[:2]}  # the first may be its __dict__
     names = [name for name, value in vars(item).items() if id(value) in values]
     return f"the attribute {names[0]}" if names else "an attribute"
 
@@ -241,7 +241,7 @@ def _of_several(paths: Paths, batches: int | None) -> str | None:
 
 
 def _has(path: ReferencePath, *kinds: type) -> bool:
-    return any(issubclass(type(step.value), kinds) for step in path)
+    return any(issubclass(type(reference.value), kinds) for reference in path)
 
 
 def _logged(path: ReferencePath) -> str | None:
@@ -253,12 +253,14 @@ def _hook(path: ReferencePath) -> str | None:
     first, name = path[0], path[0].text or ""
     if first.root is not None and first.root.prefix.startswith("torch."):
         return _HOOK if name.startswith("_global_") and name.endswith("_hooks") else None
-    dicts = [step for step in path[1:] if issubclass(type(step.value), dict)]
-    if any(is_hooks(step.value, step.parent) for step in dicts):
+    dicts = [reference for reference in path[1:] if issubclass(type(reference.value), dict)]
+    if any(is_hooks(reference.value, reference.parent) for reference in dicts):
         return _HOOK
-    modules = [step.value for step in path if issubclass(type(step.value), torch.nn.Module)]
+    modules = [
+        reference.value for reference in path if issubclass(type(reference.value), torch.nn.Module)
+    ]
     hooks = {id(vars(module).get(name)) for module in modules for name in _names_of_hooks()}
-    return _HOOK if any(id(step.value) in hooks for step in dicts) else None
+    return _HOOK if any(id(reference.value) in hooks for reference in dicts) else None
 
 
 @functools.cache
@@ -276,7 +278,7 @@ def _exception(path: ReferencePath) -> str | None:
 
 def _suspended(path: ReferencePath) -> str | None:
     """Match caches of functions, and code that waits to be continued."""
-    if any(_is_own_generator(step.value) for step in path):
+    if any(_is_own_generator(reference.value) for reference in path):
         return None  # it wraps the user's loader; what that keeps is the user's
     for kind, advice in (
         (functools._lru_cache_wrapper, _CACHE),
@@ -327,7 +329,7 @@ def _gradient(path: ReferencePath) -> str | None:
 
 def _is_state(path: ReferencePath) -> bool:
     """Whether a path leads through the state of an optimizer, and not to its parameters."""
-    values = [step.value for step in path]
+    values = [reference.value for reference in path]
     optimizers = [it for it in values if issubclass(type(it), torch.optim.Optimizer)]
     states = {id(vars(it).get("state")) for it in optimizers}
     return any(id(value) in states for value in values)
@@ -340,7 +342,9 @@ def _plain_local(path: ReferencePath) -> str | None:
 
 def _local_tensor(path: ReferencePath) -> str | None:
     """Match a local tensor, or a tensor that only the autograd graph of a local tensor holds."""
-    inside = all(issubclass(type(step.value), torch.Tensor) or _is_node(step) for step in path)
+    inside = all(
+        issubclass(type(reference.value), torch.Tensor) or _is_node(reference) for reference in path
+    )
     name, function = _local(path)
     if not function or not inside or not issubclass(type(path[0].value), torch.Tensor):
         return None
@@ -366,13 +370,13 @@ def _local(path: ReferencePath) -> tuple[str, str]:
     return path[0].text or "", root.function
 
 
-def _is_node(step: Reference) -> bool:
-    return is_node(type(step.value))
+def _is_node(reference: Reference) -> bool:
+    return is_node(type(reference.value))
 
 
 def _of_tensor(path: ReferencePath) -> str | None:
     """Return advice that follows from the holder, if that is a tensor, or from its graph."""
-    nodes = [number for number, step in enumerate(path) if _is_node(step)]
+    nodes = [number for number, reference in enumerate(path) if _is_node(reference)]
     holder = path[nodes[0] - 1 if nodes else -1].value
     if not issubclass(type(holder), torch.Tensor):
         return _GRAPH if nodes else None

@@ -221,13 +221,15 @@ def compiled() -> str:
 def is_compiled(path: ReferencePath) -> bool:
     """Whether a path leads through an object of ``torch.compile``."""
     return any(
-        tensors.module_name_of(step.value).startswith(torch_keepers.COMPILER_PACKAGES)
-        for step in path
+        tensors.module_name_of(reference.value).startswith(torch_keepers.COMPILER_PACKAGES)
+        for reference in path
     )
 
 
 def _checkpoint(path: ReferencePath) -> bool:
-    return any(tensors.module_name_of(step.value) == chains.CHECKPOINT_MODULE for step in path)
+    return any(
+        tensors.module_name_of(reference.value) == chains.CHECKPOINT_MODULE for reference in path
+    )
 
 
 def _mode(path: ReferencePath) -> bool:

@@ -55,8 +55,12 @@ class Proofs:
         million tensors in a list need no number each."""
         roots: dict[int, Root] = {}
         for tree in trees:
-            self._own.update(id(step.parent) for step in tree.references)
-            roots |= {id(step.root): step.root for step in tree.references if step.root}
+            self._own.update(id(reference.parent) for reference in tree.references)
+            roots |= {
+                id(reference.root): reference.root
+                for reference in tree.references
+                if reference.root
+            }
         for root in roots.values():
             self._own.update(map(id, root.names.values()))
         for tree in trees:
@@ -68,11 +72,11 @@ class Proofs:
         """Whether a storage is freed with a reference that users delete, on the path to `last`."""
         if not self._is_only_tensor(last.value):
             return False
-        for step in self._tree.upwards(last):
-            is_of_cpp = step.root is None and step.text is not None
-            if is_of_cpp or self._others(step, is_last=step is last) != 0:
+        for reference in self._tree.upwards(last):
+            is_of_cpp = reference.root is None and reference.text is not None
+            if is_of_cpp or self._others(reference, is_last=reference is last) != 0:
                 return False
-            if step.root is not None or _is_changeable(step.parent):
+            if reference.root is not None or _is_changeable(reference.parent):
                 return True
         return False
 
@@ -94,7 +98,9 @@ class Proofs:
         others: list[ReferencePath] = []
         while missing > len(others) and self._searches_left > 0:
             self._searches_left -= 1
-            avoided = [step.parent for each in known if (step := each[-1]).parent is not None]
+            avoided = [
+                reference.parent for each in known if (reference := each[-1]).parent is not None
+            ]
             early, late = (_without(known, value, group) for group in roots())
             other = search(_rules_for(value), [id(value)], early, late, avoided).tree
             if id(value) not in other:
@@ -103,11 +109,11 @@ class Proofs:
             others.append(known[-1])
         return others
 
-    def _others(self, step: Reference, *, is_last: bool) -> int:
+    def _others(self, reference: Reference, *, is_last: bool) -> int:
         """Return how many references an object has besides that of a path; 0 if it has no other."""
-        own = self._own.get(id(step.value), int(is_last))
-        # One for the argument of getrefcount, one for `step`, one for the reference of the path.
-        return sys.getrefcount(step.value) - 3 - own
+        own = self._own.get(id(reference.value), int(is_last))
+        # One for the argument of getrefcount, one for `reference`, one for that of the path.
+        return sys.getrefcount(reference.value) - 3 - own
 
 
 def _only_tensor_function() -> Callable[[Any], bool]:
@@ -143,9 +149,9 @@ def _is_of_cpp(path: ReferencePath) -> bool:
 def _without(known: Sequence[ReferencePath], value: Any, roots: Iterable[Root]) -> list[Root]:
     """Return roots without the names by which paths that are known lead to an object."""
     named = {
-        (step.root.prefix, step.root.suffix, step.text)
-        for step, *rest in known
-        if step.root is not None and not rest
+        (reference.root.prefix, reference.root.suffix, reference.text)
+        for reference, *rest in known
+        if reference.root is not None and not rest
     }
     remaining = []
     for root in roots:

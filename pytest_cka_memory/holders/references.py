@@ -313,7 +313,7 @@ def _unpacked_parameters(value: Any) -> Iterator[tuple[str, Any]]:
 
 def leads_through_packed(path: Sequence[Reference]) -> bool:
     """Whether a path leads through packed parameters."""
-    return any((step.text or "").startswith(".unpack()") for step in path)
+    return any((reference.text or "").startswith(".unpack()") for reference in path)
 
 
 @functools.cache

@@ -321,7 +321,7 @@ class Paths:
 
     def objects_of(self, kind: type) -> int:
         """Return how many objects of a class are on the paths."""
-        return sum(issubclass(type(step.value), kind) for step in self._steps())
+        return sum(issubclass(type(reference.value), kind) for reference in self._steps())
 
     def all_lead_through(self, head: Any, is_kind: Callable[[type], bool]) -> bool:
         """Whether between `head` and the end of each path there are objects of some types only.
@@ -337,20 +337,20 @@ class Paths:
             if id(last.value) in leading:
                 continue
             climbed = []
-            step = self.tree.before(last)
-            while step is not None and id(step.value) not in leading:
-                if not is_kind(type(step.value)):
+            reference = self.tree.before(last)
+            while reference is not None and id(reference.value) not in leading:
+                if not is_kind(type(reference.value)):
                     return False
-                climbed.append(id(step.value))
-                step = self.tree.before(step)
-            if step is None:
+                climbed.append(id(reference.value))
+                reference = self.tree.before(reference)
+            if reference is None:
                 return False
             leading.update(climbed)
         return True
 
     @cached_property
     def _common(self) -> "_Common":
-        on_first = {id(step.value): number for number, step in enumerate(self.first)}
+        on_first = {id(reference.value): number for number, reference in enumerate(self.first)}
         known: dict[int, _Place] = {}
         count, longest = len(self.first) - 1, len(self.first)
         branches = {id(self.first[-1].value)}
@@ -376,9 +376,9 @@ class Paths:
         """Return the place of the parent of `last`, and note it in `known`."""
         inner = []
         place = _Place(0, 0, 0)
-        step = self.tree.before(last)
-        while step is not None:
-            identity = id(step.value)
+        reference = self.tree.before(last)
+        while reference is not None:
+            identity = id(reference.value)
             if identity in known:
                 place = known[identity]
                 break
@@ -386,7 +386,7 @@ class Paths:
                 place = _Place(on_first[identity] + 1, 0, on_first[identity] + 1)
                 break
             inner.append(identity)
-            step = self.tree.before(step)
+            reference = self.tree.before(reference)
         for identity in reversed(inner):
             place = known[identity] = place.then(identity)
         if last.parent is not None:
@@ -396,8 +396,8 @@ class Paths:
     def _steps(self) -> Iterable[Reference]:
         known: set[int] = set()
         for last in self.ends:
-            for step in self.tree.upwards(last):
-                if id(step.value) in known:
+            for reference in self.tree.upwards(last):
+                if id(reference.value) in known:
                     break
-                known.add(id(step.value))
-                yield step
+                known.add(id(reference.value))
+                yield reference

@@ -52,7 +52,9 @@ class UnreachedTree(ReferenceTree):
         self._loops = {} if loops is None else loops
 
     def start(self, first: Reference) -> object:
-        return type(first.value), frozenset(type(step.value) for step in self.loop_of(first))
+        return type(first.value), frozenset(
+            type(reference.value) for reference in self.loop_of(first)
+        )
 
     def loop_of(self, first: Reference) -> list[Reference]:
         """Return the loop in which a path begins; empty if C code holds the object there."""
@@ -84,9 +86,9 @@ def find_unreached(
         return UnreachedTree()
     ancestors = graph.ancestors()
     loops = [_shortest_loop(graph, members) for members in _loops(graph, ancestors)]
-    by_start = {id(step.value): loop for loop in loops for step in loop}
-    steps = _paths_from(graph, ancestors, by_start)
-    references = {it: _reference(graph, it, *step) for it, step in steps.items()}
+    by_start = {id(reference.value): loop for loop in loops for reference in loop}
+    parents = _paths_from(graph, ancestors, by_start)
+    references = {it: _reference(graph, it, *parent) for it, parent in parents.items()}
     for holder in graph.holders.values():
         # Objects in a loop that only Python's references close are held by C code, too.
         references.setdefault(holder, _reference(graph, holder, None, None))

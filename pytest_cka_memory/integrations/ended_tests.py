@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from pytest_cka_memory.integrations import process_roles
-from pytest_cka_memory.reports import junit
+from pytest_cka_memory.reports.tables import LARGEST_PROPERTY
 
 VARIABLE = "PYTEST_CKA_MEMORY_ENDED_TESTS"
 
@@ -42,7 +42,7 @@ class EndedTests:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         # The properties of the last phase include those of the phases before.
-        sizes = [value for name, value in report.user_properties if name == junit.LARGEST]
+        sizes = [value for name, value in report.user_properties if name == LARGEST_PROPERTY]
         if sizes:
             self._largest[report.nodeid] = [int(str(size)) for size in sizes]
         if report.passed or report.nodeid in self._ended:

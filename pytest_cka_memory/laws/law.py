@@ -9,17 +9,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.laws.fitting import Fitted, Piece
-from pytest_cka_memory.laws.largest import Largest, LimitedRuns, Search, highest, limit_bytes
-from pytest_cka_memory.laws.polynomials import (
-    Exponents,
-    Point,
-    Polynomial,
-    Solver,
-    exponents,
+from pytest_cka_memory.laws.answers import (
+    UNKNOWN,
+    Largest,
+    LimitedRuns,
+    Prediction,
+    Search,
+    Term,
+    highest,
+    limit_bytes,
+    lines_of,
+    plot,
 )
+from pytest_cka_memory.laws.fitting import Fitted, Piece
+from pytest_cka_memory.laws.polynomials import Exponents, Point, Polynomial, Solver, exponents
 from pytest_cka_memory.laws.samples import WHOLE, Moment, Sample
-from pytest_cka_memory.laws.terms import UNKNOWN, Prediction, Term, lines_of
 from pytest_cka_memory.units import MB, counted
 
 if TYPE_CHECKING:
@@ -299,8 +303,6 @@ class Law:
             MissingPackageError: if matplotlib is not installed.
             ValueError: if the law has no such size.
         """
-        from pytest_cka_memory.laws.terms import plot
-
         name = self.names[-1] if name is None else name
         self._check((name, *sizes), complete=False)
         return plot(self._fitted, self.figure, name, sizes, ax)

@@ -179,13 +179,13 @@ def flat_per_batch(
         >>> flat_per_batch("4 KiB", warmup=2).text
         "flat_per_batch(tolerance_mb='4 KiB', warmup=2)"
     """
-    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
+    tolerance_bytes, arguments = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
     assert isinstance(warmup, int), "checked"
     if of == "process":
         raise LimitError("of='process': write flat_process_per_batch, which judges steady growth")
     if not isinstance(of, str) or of not in LEVELS:
         raise LimitError(f"of={of!r}: write one of {', '.join(map(repr, LEVELS))}")
-    text = f"flat_per_batch{given}"
+    text = f"flat_per_batch{arguments}"
     text = text if of == "allocated" else with_argument(text, f"of={of!r}")
     return FlatPerBatch(text, tolerance_bytes, warmup, of=of)
 
@@ -208,9 +208,9 @@ def flat_process_per_batch(
         LimitError: if `warmup` is not a whole number of batches, or psutil is not installed.
     """
     _require_psutil()
-    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, MB, PROCESS_WARMUP)
+    tolerance_bytes, arguments = _tolerance_and_text(tolerance_mb, warmup, MB, PROCESS_WARMUP)
     assert isinstance(warmup, int), "checked"
-    return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
+    return FlatProcess(f"flat_process_per_batch{arguments}", tolerance_bytes, warmup)
 
 
 def fits(*cards: object, beside: object = None) -> FitsCards:
@@ -240,9 +240,9 @@ def fits(*cards: object, beside: object = None) -> FitsCards:
         wrong = f"unknown card {unknown[0]!r}" if unknown else "no card is named"
         raise LimitError(f"{wrong}; write names from {', '.join(CARDS)}, e.g. fits('t4', 'a10')")
     known = [CARDS[str(name)] for name in dict.fromkeys(cards)]
-    given = "" if beside is None else f", beside={beside!r}"
+    argument = "" if beside is None else f", beside={beside!r}"
     return FitsCards(
-        f"fits({', '.join(repr(card.name) for card in known)}{given})",
+        f"fits({', '.join(repr(card.name) for card in known)}{argument})",
         tuple(_memory_of(card, beside) for card in known),
     )
 
@@ -289,7 +289,7 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     """
     marker = MARKERS[name]
     build = marker.build()
-    given = call_text(name, args, kwargs)
+    marker_text = call_text(name, args, kwargs)
     rest = {key: value for key, value in kwargs.items() if key not in ("warn", "scope")}
     try:
         built, warns, scope = build(*args, **rest), only_warns(kwargs), scope_of(kwargs)
@@ -302,10 +302,10 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         text = with_argument(built.text, f"scope={scope!r}")
         return replace(built, scope=scope, text=text)
     except (SizeError, LimitError) as error:
-        raise LimitError(f"{given}: {error}") from None
+        raise LimitError(f"{marker_text}: {error}") from None
     except TypeError:
         hint = f"wrong arguments; write e.g. @pytest.mark.{marker.example}"
-        raise LimitError(f"{given}: {hint}") from None
+        raise LimitError(f"{marker_text}: {hint}") from None
 
 
 def default_limits(

@@ -403,11 +403,11 @@ class FitsCards(Limit):
         smallest = min(self.cards, key=lambda card: card.usable_bytes)
         if record.peak_bytes <= smallest.usable_bytes:
             return None
-        found = "; ".join(_words(card, record.peak_bytes) for card in self.cards)
+        cards = "; ".join(_words(card, record.peak_bytes) for card in self.cards)
         beside = format_with_unit(smallest.beside_bytes)
         message = (
             f"peak {format_exact(record.peak_bytes)}, with {beside} kept free beside it (CUDA "
-            f"context, kernels, libraries): {found}. This is an estimate from the peak on the "
+            f"context, kernels, libraries): {cards}. This is an estimate from the peak on the "
             "measured device"
         )
         return Breach(self.text, smallest.usable_bytes, record.peak_bytes, message, "peak_bytes")

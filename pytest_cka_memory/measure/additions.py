@@ -21,11 +21,11 @@ Additions = Collection[str] | Callable[[], Collection[str]]
 
 # As text, because most sessions use none of them, and some take long to import.
 _CLASSES = {
-    CYCLES: ("pytest_cka_memory.measure.cycles", "Cycles"),
+    CYCLES: ("pytest_cka_memory.measure.block_additions", "Cycles"),
     PROCESS: ("pytest_cka_memory.measure.system", "ProcessMemory"),
     DRIVER: ("pytest_cka_memory.measure.system", "DriverMemory"),
     POOLS: ("pytest_cka_memory.measure.system", "PoolMemory"),
-    TIMELINE: ("pytest_cka_memory.measure.memory_timeline", "Timeline"),
+    TIMELINE: ("pytest_cka_memory.measure.block_additions", "Timeline"),
     MOMENTS: ("pytest_cka_memory.measure.law_runs", "Moments"),
 }
 """Name of an addition -> module and name of the subclass of :class:`Addition` that measures it."""

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 from emulated_cuda.cards import DEFAULT_CARD
 from pytest_cka_memory.core import places
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.laws.largest import Largest
+from pytest_cka_memory.laws.answers import Largest
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
 from pytest_cka_memory.laws.samples import Sample
 from pytest_cka_memory.meters import device_names
 
-_MEASURES = "pytest_cka_memory.cli.law_process"
+_MEASURES = "pytest_cka_memory.cli.named_functions"
 """The module that runs in the other process."""
 MARK = "CKA_MEMORY_LAW_PROCESS"
 """A variable of that process: it starts no further one, whatever the step's file does."""
@@ -212,7 +212,7 @@ def _answer(target: Target, wanted: str, job: Mapping[str, Any]) -> Any:
                 f"law(): {error}; pass what pickle takes, because the step runs in another process"
             ) from None
         run = subprocess.run(
-            [sys.executable, "-m", _MEASURES, str(source), str(path), target.device],
+            [sys.executable, "-m", _MEASURES, "law", str(source), str(path), target.device],
             env=_environment(target),
             stdin=subprocess.DEVNULL,
             capture_output=True,

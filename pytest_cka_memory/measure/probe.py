@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.measure import note_end
 from pytest_cka_memory.measure.evidence import Explainer
-from pytest_cka_memory.measure.observers import note_end
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import Labels, RegionContext, function_name
 from pytest_cka_memory.measure.region_stack import region_stack_for
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_cka_memory.laws.law import Law
     from pytest_cka_memory.measure.additions import Additions
-    from pytest_cka_memory.measure.sweeps import Sweep
+    from pytest_cka_memory.measure.repeated_runs import Sweep
     from pytest_cka_memory.repair.report import RepairReport
 
 
@@ -205,7 +205,7 @@ class MemoryProbe:
         Raises:
             ValueError: if there are no counts, they do not rise, or the loader is too short.
         """
-        from pytest_cka_memory.measure.sweeps import sweep
+        from pytest_cka_memory.measure.repeated_runs import sweep
 
         return sweep(self.measure, func, loader, batch_counts, setup)
 
@@ -236,7 +236,7 @@ class MemoryProbe:
             SizeError: if `limit_mb` is not a valid size.
             ValueError: if `at_most` is not a whole number, 1 or more.
         """
-        from pytest_cka_memory.measure.sweeps import largest
+        from pytest_cka_memory.measure.repeated_runs import largest
 
         self.largest_sizes.append(largest(self._stack, step, at_most, limit_mb))
         return self.largest_sizes[-1]
@@ -325,7 +325,7 @@ class MemoryProbe:
             RegionError: if the step fails as it is.
             SizeError: if `to` is neither a size nor a card.
         """
-        from pytest_cka_memory.measure.repairing import repairs
+        from pytest_cka_memory.measure.repeated_runs import repairs
 
         return repairs(self._stack, step, to, seconds, show)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
-from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
+from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, FigureNames, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
@@ -22,7 +22,6 @@ from pytest_cka_memory.measure.evidence import (
     explains_host,
     look_at,
 )
-from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
 from pytest_cka_memory.measure.reserve import ReserveEvidence, WithRecording
 from pytest_cka_memory.meters.collector import not_counted
@@ -36,7 +35,7 @@ _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != ro
 """Name of a figure in MB -> its name in bytes."""
 
 
-class Region(WithRecording, FigureAttributes):
+class Region(WithRecording, FigureNames):
     """A measured block of code. Its figures can be read after it has ended.
 
     Every figure of :class:`~pytest_cka_memory.RegionRecord` in bytes is an attribute, and

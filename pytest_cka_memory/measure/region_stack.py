@@ -163,7 +163,8 @@ class RegionStack:
             if not shared:
                 return None
             reading = self.meter.read()
-            _merge_all(shared, reading, self.meter)
+            for peaks in shared:
+                peaks.merge(reading, self.meter)
             self.meter.reset_peak()
             return reading
 
@@ -246,11 +247,6 @@ class _SharedPeaks(Peaks):
     def close(self) -> None:
         self._collected = None
         self._stack.share_no_longer_with(self)
-
-
-def _merge_all(shared: list[_SharedPeaks], reading: Reading, meter: Meter) -> None:
-    for peaks in shared:
-        peaks.merge(reading, meter)
 
 
 _ATTRIBUTE = "_cka_memory_region_stack"

@@ -272,15 +272,15 @@ _off_in: int | None = None
 """The number of the thread in which :func:`without_collections` has disabled the collector."""
 
 
-def without_collections(call: Callable[[], T]) -> T:
+def without_collections(function: Callable[[], T]) -> T:
     """Call a function while the garbage collector does not run by itself."""
     global _off_in
     if not gc.isenabled():
-        return call()
+        return function()
     try:
         _off_in = threading.get_ident()
         gc.disable()
-        return not_counted(call)()  # or it would run as soon as it is enabled
+        return not_counted(function)()  # or it would run as soon as it is enabled
     finally:
         gc.enable()
         _off_in = None

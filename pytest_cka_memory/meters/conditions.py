@@ -72,17 +72,13 @@ def _tf32() -> str:
     return "" if precision == "highest" else precision
 
 
-def _deterministic() -> str:
-    return "on" if torch.are_deterministic_algorithms_enabled() else ""
-
-
 def _variables(pattern: str) -> str:
     names = (name for name in sorted(os.environ) if re.fullmatch(pattern, name))
     return " ".join(f"{name}={os.environ[name]}" for name in names if os.environ[name])
 
 
 _COMMON: Mapping[str, Callable[[], str]] = {
-    "deterministic": _deterministic,
+    "deterministic": lambda: "on" if torch.are_deterministic_algorithms_enabled() else "",
     "compile": lambda: _variables(
         r"(TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE)_(?!.*(CACHE|DIR|PATH)).*"
     ),

@@ -82,7 +82,7 @@ def cpu_meter() -> Meter:
         from pytest_cka_memory.meters.cpu import BlockMeter
 
         return BlockMeter()
-    from pytest_cka_memory.meters.ledger.meter import StorageMeter
+    from pytest_cka_memory.meters.storage_meter import StorageMeter
 
     return StorageMeter(reason)
 

@@ -417,14 +417,14 @@ def records_history(device_type: str) -> bool:
     return bool(is_recorded())
 
 
-def on_history_call(device_type: str, call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` before whatever starts or stops the recording; return a function that ends this.
+def on_history_call(device_type: str, function: Callable[[], None]) -> Callable[[], None]:
+    """Call `function` before whatever starts or stops the recording; return what ends this.
 
     Code that has imported the function of ``torch.cuda.memory`` calls these by their names.
     """
     names = ("_record_memory_history", "_record_memory_history_legacy", "_recordMemoryHistory")
     undo = [
-        replaced(torch._C, name, _calling_before(getattr(torch._C, name), call))
+        replaced(torch._C, name, _calling_before(getattr(torch._C, name), function))
         for name in (f"_{device_type}{suffix}" for suffix in names)
         if hasattr(torch._C, name)
     ]

@@ -204,9 +204,9 @@ def _name_repairs(
     if call.excinfo is None or meter is None or add_section is None:
         return
     if type(call.excinfo.value).__name__ == "OutOfMemoryError":
-        from pytest_cka_memory.reports import repairing
+        from pytest_cka_memory.reports import excess
 
-        lines = repairing.out_of_memory(item.nodeid, meter.facts())
+        lines = excess.repair_of_out_of_memory(item.nodeid, meter.facts())
         add_section("cka-memory: repair", "\n".join(lines))
 
 

@@ -27,7 +27,7 @@ from pytest_cka_memory.plugin.options import is_narrowed
 from pytest_cka_memory.plugin.plan import ItemPlan, compared_key, plan_of
 from pytest_cka_memory.plugin.pytest_private import fail, terminal_width
 from pytest_cka_memory.plugin.settings import Settings, settings_key
-from pytest_cka_memory.reports import junit
+from pytest_cka_memory.reports import tables
 
 if TYPE_CHECKING:
     from pytest_cka_memory.limits import FlatPerBatch
@@ -65,7 +65,7 @@ class Judgement:
 
 _OVER_RUNS = "repeated runs"
 """The label of the region over all runs."""
-properties_key = pytest.StashKey[list[junit.Property]]()
+properties_key = pytest.StashKey[list[tables.Property]]()
 """What the last run of a test has added to its properties, for JUnit XML and the like."""
 
 
@@ -197,8 +197,8 @@ class ItemJudge:
         plan = plan_of(item)  # as of now, because a test may get a marker while it runs
         judgement = _judge_regions(item, plan, records, over_runs, self._call, probe.meter)
         self._unreported.append(judgement)
-        figures = junit.of_results(judgement.results, probe.meter.facts(), item.config.rootpath)
-        figures += [(junit.LARGEST, size) for size in probe.largest_sizes]
+        figures = tables.properties_of(judgement.results, probe.meter.facts(), item.config.rootpath)
+        figures += [(tables.LARGEST_PROPERTY, size) for size in probe.largest_sizes]
         probe.largest_sizes.clear()
         if figures:
             item.stash.setdefault(properties_key, []).extend(figures)

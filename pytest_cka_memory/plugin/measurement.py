@@ -238,7 +238,7 @@ def _were_compared(error: AssertionError) -> bool:
 
     The frame that raised it counts, or the one that called a method such as ``assertEqual``.
     """
-    from pytest_cka_memory.measure.sweeps import Sweep
+    from pytest_cka_memory.measure.repeated_runs import Sweep
 
     names = {name for row in FIGURES.values() for name in (row.name, row.mb_name)}
     names.update(name for name in vars(Sweep) if "_mb" in name)

@@ -13,7 +13,7 @@ from pytest_cka_memory.plugin.device import known_meter
 from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.pytest_private import fail
 from pytest_cka_memory.plugin.settings import Settings, settings_key
-from pytest_cka_memory.stored.plan import MARKER as BASELINE_MARKER
+from pytest_cka_memory.stored import MARKER as BASELINE_MARKER
 
 if TYPE_CHECKING:
     from pytest_cka_memory.limits import Limit

@@ -130,28 +130,28 @@ class RepairSession:
             goes_on=self._task.goes_on,
         )
         try:
-            found = search.search()
+            repairs = search.search()
         except TestFailedError as error:
             return {"error": str(error)}
-        if found.as_it_is.figures is None and found.as_it_is.error != "out of memory":
-            return {"error": found.as_it_is.error or "interrupted"}
-        if found.as_it_is.figures is None and not self._task.goes_on:
+        if repairs.as_it_is.figures is None and repairs.as_it_is.error != "out of memory":
+            return {"error": repairs.as_it_is.error or "interrupted"}
+        if repairs.as_it_is.figures is None and not self._task.goes_on:
             return {"error": "out of memory", "ran_out": True}
-        report = RepairReport(found, meter.device, self._task.label or item.nodeid)
+        report = RepairReport(repairs, meter.device, self._task.label or item.nodeid)
         pictures = []
-        if self._task.draws and not found.was_interrupted:
-            trials = [found.as_it_is, *report.recommended]
+        if self._task.draws and not repairs.was_interrupted:
+            trials = [repairs.as_it_is, *report.recommended]
             pictures = [self._picture(item, trial) for trial in trials if trial.figures]
         return {
             "pictures": pictures,
-            "budget_bytes": found.budget_bytes,
+            "budget_bytes": repairs.budget_bytes,
             "text": str(report),
-            "interrupted": found.was_interrupted,
-            "reserved_bytes": found.as_it_is.figures and found.as_it_is.figures.reserved_bytes,
-            "peak_bytes": found.as_it_is.figures and found.as_it_is.peak_bytes,
-            "flops": found.as_it_is.flops,
-            "sizes": [found.sizes.batch, found.sizes.tokens],
-            "peaks": {trial.name: trial.peak_bytes for trial in found.ran},
+            "interrupted": repairs.was_interrupted,
+            "reserved_bytes": repairs.as_it_is.figures and repairs.as_it_is.figures.reserved_bytes,
+            "peak_bytes": repairs.as_it_is.figures and repairs.as_it_is.peak_bytes,
+            "flops": repairs.as_it_is.flops,
+            "sizes": [repairs.sizes.batch, repairs.sizes.tokens],
+            "peaks": {trial.name: trial.peak_bytes for trial in repairs.ran},
             "recommended": [
                 {
                     "name": trial.name,

@@ -14,7 +14,14 @@ import pytest_cka_memory
 from emulated_cuda import torch_versions
 from pytest_cka_memory.core import conditions
 from pytest_cka_memory.core.places import anonymizer
-from pytest_cka_memory.core.report import Collection, ReportBuilder, file_of, is_scope, merged
+from pytest_cka_memory.core.report import (
+    Collection,
+    ReportBuilder,
+    anonymous,
+    file_of,
+    is_scope,
+    merged,
+)
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.integrations import process_roles
 from pytest_cka_memory.meters.device_names import is_emulated
@@ -289,8 +296,6 @@ class Reporter:
             self._write(session, self.builder.report())
 
     def _write(self, session: pytest.Session, report: "Report") -> None:
-        from pytest_cka_memory.reports.anonymous import anonymous
-
         report = replace(report, collection=collection_of(session.config))
         root = session.config.rootpath
         public = anonymous(report, root)

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_cka_memory.errors import LimitError, ReportError, SizeError
 from pytest_cka_memory.plugin.options import BASELINE_FILE, GRAPH, given_by, option_of, value_of
-from pytest_cka_memory.stored.plan import DEFAULT_TOLERANCE, BaselinePlan
+from pytest_cka_memory.stored import DEFAULT_TOLERANCE, BaselinePlan
 from pytest_cka_memory.units import counted, format_exact, parse_megabytes
 
 if TYPE_CHECKING:

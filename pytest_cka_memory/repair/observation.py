@@ -234,10 +234,10 @@ class _Observer:
                 observed.device = parameter.device.type
 
     def ends(
-        self, module: torch.nn.Module, outer: list[torch.nn.Module], given: Any, result: Any
+        self, module: torch.nn.Module, outer: list[torch.nn.Module], arguments: Any, result: Any
     ) -> None:
         observed = self.observed
-        self._note_input(module, given[0])
+        self._note_input(module, arguments[0])
         effect = self._changed.pop()() if self._changed else ""
         saved = self._saved.pop() if self._saved else set()
         if effect:
@@ -257,16 +257,16 @@ class _Observer:
             self._saved[-1] |= saved
         if not outer and root is not None:
             observed.draws |= random_state(observed.device) != self._random
-            self._note_call(root, given, result)
+            self._note_call(root, arguments, result)
         elif root is not None and not self._in_backward:
             # A backward pass may begin inside: with what a hook keeps, for example.
             for tensor in tensors_in(result):
                 if tensor.requires_grad:
                     tensor.register_hook(functools.partial(_reached, root, self._called_at))
 
-    def _note_call(self, root: Root, given: Any, result: Any) -> None:
-        args, kwargs = given
-        first = next(tensors_in(given), None)
+    def _note_call(self, root: Root, arguments: Any, result: Any) -> None:
+        args, kwargs = arguments
+        first = next(tensors_in(arguments), None)
         if first is not None and first.dim():
             is_text = first.dim() == 2 and not first.is_floating_point()
             self.observed.sizes.append(Sizes(first.shape[0], first.shape[1] if is_text else 0))

@@ -338,7 +338,7 @@ class CallStack(threading.local):
 def calls_followed(
     begins: Callable[[torch.nn.Module, list[torch.nn.Module]], object] = lambda module, outer: None,
     ends: Callable[[torch.nn.Module, list[torch.nn.Module], Any, Any], object] = (
-        lambda module, outer, given, result: None
+        lambda module, outer, arguments, result: None
     ),
 ) -> Iterator[CallStack]:
     """Call `begins` before each forward and `ends` after it, with the modules around it.

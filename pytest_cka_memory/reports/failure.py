@@ -15,7 +15,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import is_scope
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.limits import figures
-from pytest_cka_memory.reports import repairing, reserve
+from pytest_cka_memory.reports import excess
 from pytest_cka_memory.reports.escapes import shorten
 from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
 from pytest_cka_memory.reports.tables import provenance_of, sparkline
@@ -58,8 +58,8 @@ def render(
             earlier = breaches[:number]
             if is_explained(breach, earlier):
                 lines += explanation(breach, result.record, width, earlier)
-            if not any(repairing.is_about(other) for other in earlier):
-                lines += repairing.lines(result.nodeid, facts, breach, result.record)
+            if not any(excess.is_on_a_peak(other) for other in earlier):
+                lines += excess.repair_lines(result.nodeid, facts, breach, result.record)
     return "\n".join(lines)
 
 
@@ -134,11 +134,11 @@ def out_of_memory(
     """
     if record.refusal is None:
         return
-    verdict = reserve.verdict(record.refusal, record.reserve)
+    verdict = excess.refusal_verdict(record.refusal, record.reserve)
     yield from wrapped(f"out of memory: {verdict}", width, hanging="")
     yield from _place(record, facts, width)
-    yield from reserve.explanation(record, width)
-    if not reserve.would_fit(record.refusal, record.reserve):
+    yield from excess.reserve_explanation(record, width)
+    if not excess.would_fit(record.refusal, record.reserve):
         in_use = Breach("", 0, record.peak_bytes, "", "peak_bytes")
         yield from _group_lines(in_use, record, width, ())
 
@@ -227,7 +227,7 @@ def explanation(
         yield from wrapped(f"what to do: {figure.advice}", width, "  ")
         return
     if is_reserve_the_cause(breach, record):
-        yield from reserve.explanation(record, width)
+        yield from excess.reserve_explanation(record, width)
         return
     yield from _growth_line(breach, record, width)
     if record.garbage and sentences.part_of_message(record, breach.figure):

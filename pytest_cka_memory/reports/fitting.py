@@ -119,7 +119,7 @@ def _cut(names: Iterable[str], room: int, start: int = 0) -> list[tuple[str, str
             continue
         first, last = min(equal), max(equal)
         letters = enumerate(zip(first, last, strict=False))
-        differs = next((n for n, (one, other) in letters if one != other), len(first))
+        differs = next((n for n, (letter, other) in letters if letter != other), len(first))
         # Begin with a word, if one begins shortly before the difference.
         words = (match.start() for match in _WORD_START.finditer(equal[0], 0, differs))
         pairs += _cut(equal, room, max(1, differs - (room // 3 - 2), *words))

@@ -1,12 +1,16 @@
-"""What tables of regions show: which rows, their cells, and what the columns mean."""
+"""What all reports show of regions: rows, cells and columns of tables, and properties of tests."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, shown_columns
+from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.units import format_size
@@ -189,3 +193,51 @@ def provenance_of(session: Mapping[str, Any]) -> Provenance:
     """Return where the figures of a session come from."""
     meter = str(session.get("meter")).lower()
     return next((source for source in _NOT_MEASURED if source.adjective in meter), _MEASURED)
+
+
+Property = tuple[str, float | str]
+"""``cka_memory.<label>.<figure>`` and its number; without a label if the region has none.
+
+A device that was not measured is named too: ``cka_memory.device``.
+"""
+
+_PREFIX = "cka_memory."
+LARGEST_PROPERTY = f"{_PREFIX}largest"
+"""The name for what :meth:`.MemoryProbe.largest` has returned, once for each call."""
+
+
+def properties_of(
+    results: Sequence[Result], facts: Mapping[str, Any], root: Path | None = None
+) -> list[Property]:
+    """Return every figure that was determined as a property of a test, for JUnit XML and the like.
+
+    Args:
+        results: regions of one test.
+        facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
+        root: labels name files relative to this folder, and none outside it; None changes nothing.
+    """
+    records = [result.record for result in results]
+    names_device = bool(records and provenance_of(facts).adjective)
+    has_names = names_device or any(record.label for record in records)  # not of a whole test
+    change = anonymizer(root) if has_names and root is not None else str
+    figures: list[Property] = [
+        (name, number)
+        for record in records
+        for name, number in zip(_names_in(change(record.label)), _figures_of(record), strict=True)
+        if number is not None
+    ]
+    if figures and names_device:
+        return [(f"{_PREFIX}device", change(facts["device_name"])), *figures]
+    return figures
+
+
+@lru_cache(maxsize=256)
+def _names_in(label: str) -> tuple[str, ...]:
+    """Return the names of all figures of a region, made once because pytest keeps each."""
+    # XML cannot hold control characters, and pytest does not escape those in a name.
+    label = "".join(char if char.isprintable() else "?" for char in label)
+    start = f"{_PREFIX}{label}." if label else _PREFIX
+    return tuple(f"{start}{name}" for name in FIGURES)
+
+
+_figures_of = attrgetter(*FIGURES)

@@ -271,14 +271,14 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
     """
     width = min(width, _PROSE_WIDTH)
     lines = []
-    found = [
+    rows = [
         (each.verdict, f"{each.limit}: {each.sentence}", result.name)
         if each.limit
         else (each.verdict, "", f"{result.name}: {each.sentence}")
         for result in results
         for each in summary.problems([result])
     ]
-    for (verdict, text), group in groupby(found, lambda row: row[:2]):
+    for (verdict, text), group in groupby(rows, lambda row: row[:2]):
         colour, names = _COLOURS[verdict], [name for *_, name in group]
         more = len(names) - _MAX_NAMED if verdict == "not judged" else 0
         named = names[:_MAX_NAMED] if more > 0 else names

@@ -283,16 +283,16 @@ def tolerance_of_marker(
     Raises:
         LimitError: if one of them cannot be read.
     """
-    given = None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
+    parsed = None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
     relations_of(
         relative_to=relative_to,
         less_than=less_than,
         at_most=at_most,
         saves=saves,
         of=of,
-        tolerance=given or parse_tolerance("0%"),
+        tolerance=parsed or parse_tolerance("0%"),
     )
-    return given
+    return parsed
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ class WithinBaseline(Limit):
         """Yield a breach if the region has a law that is above the committed one."""
         if LAW not in old or record.law is None:
             return
-        from pytest_cka_memory.laws.committed import difference  # few baselines have a law
+        from pytest_cka_memory.limits.laws import difference  # few baselines have a law
 
         try:
             message = difference(json.loads(old[LAW]), record.law)

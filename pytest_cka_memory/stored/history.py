@@ -88,8 +88,8 @@ def session_of(report: Report, commit: str | None, uncommitted: bool) -> History
             region = HistoryRegion(result.nodeid, result.record.label, figures)
             regions.setdefault(machines[result.worker], []).append(region)
     devices = tuple(
-        HistoryDevice(*on, tuple(found), dict(conditions) if conditions else None)
-        for (on, conditions), found in regions.items()
+        HistoryDevice(*fingerprint, tuple(of_device), dict(conditions) if conditions else None)
+        for (fingerprint, conditions), of_device in regions.items()
     )
     return HistorySession(commit, uncommitted, report.session["started"], devices)
 

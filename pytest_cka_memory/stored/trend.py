@@ -117,8 +117,8 @@ def series_of(history: Iterable[HistorySession]) -> list[Series]:
                             region.nodeid,
                             region.label,
                             figure,
-                            on := _conditions(device, figure),
-                            tuple(fact for fact in on if fact[0] in varying),
+                            conditions := _conditions(device, figure),
+                            tuple(fact for fact in conditions if fact[0] in varying),
                         )
                         points.setdefault(key, []).append(Point(session, size, device.torch))
     order = {figure: number for number, figure in enumerate(COMPARED)}

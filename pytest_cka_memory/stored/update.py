@@ -13,9 +13,8 @@ from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.fitting import laid_out
-from pytest_cka_memory.stored import baselines
+from pytest_cka_memory.stored import BaselinePlan, baselines
 from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures, Value, law_figure
-from pytest_cka_memory.stored.plan import BaselinePlan
 from pytest_cka_memory.units import counted, format_with_unit
 
 _MOST_SHOWN = 30

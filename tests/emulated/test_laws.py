@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import json, torch
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.laws.largest import limit_bytes
+from pytest_cka_memory.laws.answers import limit_bytes
 
 probe = MemoryProbe("emulate:cuda:a100,values=off")
 layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, device="cuda")

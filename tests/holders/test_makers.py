@@ -11,7 +11,7 @@ from makers import MAKERS, NET, Maker
 from planted import KEEP, cleaned_up
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 NATIVE = [pytest.param(maker, marks=pytest.mark.native, id=maker.make.__name__) for maker in MAKERS]
 BY_STORAGES = [

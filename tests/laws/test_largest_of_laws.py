@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_cka_memory.laws.largest import Limited, Search, highest
+from pytest_cka_memory.laws.answers import Limited, Search, highest
 
 
 class Card:

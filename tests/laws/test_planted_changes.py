@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.laws.committed import difference, to_dict
+from pytest_cka_memory.limits.laws import difference, to_dict
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("imports_excluded_from_search")]
 

@@ -16,8 +16,8 @@ from pytest_cka_memory.meters.accelerator.by_storages import AcceleratorStorageM
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.cpu import BlockMeter
-from pytest_cka_memory.meters.ledger.meter import StorageMeter, StorageTracker
 from pytest_cka_memory.meters.selection import accelerator_meter, cpu_meter
+from pytest_cka_memory.meters.storage_meter import StorageMeter, StorageTracker
 from pytest_cka_memory.testing import ScriptedMeter
 
 

@@ -10,10 +10,9 @@ from reports_made import LOSSES, SESSION, broken, many, one_of_each
 from pytest_cka_memory.core import places
 from pytest_cka_memory.core.allocations import FramesSite, format_frame
 from pytest_cka_memory.core.holdings import Holding, Link
-from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.report import Report, anonymous
 from pytest_cka_memory.core.verdicts import Unjudged
-from pytest_cka_memory.reports import github, junit, markdown
-from pytest_cka_memory.reports.anonymous import anonymous
+from pytest_cka_memory.reports import github, markdown, tables
 from pytest_cka_memory.reports.html import page
 from pytest_cka_memory.stored import json_report
 
@@ -205,7 +204,7 @@ def test_no_report_names_user_host_or_folder(name):
 
 def test_properties_of_junit_name_no_folder():
     """The names of JUnit properties contain labels, and name no folder."""
-    properties = junit.of_results(secret_report().results, SESSION, ROOT)
+    properties = tables.properties_of(secret_report().results, SESSION, ROOT)
     assert all("alice" not in name and "gpu-7" not in name for name, _ in properties)
     assert any("data.pt" in name for name, _ in properties)
 

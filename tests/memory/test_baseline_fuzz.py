@@ -20,9 +20,9 @@ from pytest_cka_memory.core.conditions import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import BaselineError
+from pytest_cka_memory.stored import BaselinePlan
 from pytest_cka_memory.stored import baselines as baseline_file
 from pytest_cka_memory.stored.baselines import BaselineKey, Entries
-from pytest_cka_memory.stored.plan import BaselinePlan
 from pytest_cka_memory.stored.update import BaselineOutput
 
 fuzz = settings(max_examples=int(os.environ.get("CKA_MEMORY_FUZZ", "100")), deadline=None)

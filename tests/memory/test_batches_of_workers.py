@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import Meter, torch_private
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 BATCH_BYTES = 4 * 1000 * 4
 DATA = TensorDataset(torch.ones(40, 1000))

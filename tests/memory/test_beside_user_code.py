@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 
 class Pair(torch.Tensor):
@@ -77,7 +77,7 @@ def test_region_after_an_interrupted_start_of_the_ledger_still_counts(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("pytest_cka_memory.meters.ledger.meter.live_storages", interrupt)
+        patch.setattr("pytest_cka_memory.meters.storage_meter.live_storages", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cpu.run(lambda: None)
     assert cpu.run(lambda: torch.zeros(5)).retained_bytes == 20

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_cka_memory.core import places
-from pytest_cka_memory.meters.ledger.storages import Ledger
+from pytest_cka_memory.meters.ledger import Ledger
 
 
 def entries_of(ledger: Ledger) -> list[int]:

@@ -20,8 +20,8 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters import Meter, collector, torch_private
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.ledger.meter import StorageMeter, StorageTracker
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
+from pytest_cka_memory.meters.storage_meter import StorageMeter, StorageTracker
 
 FUNCTIONS = (
     (torch.UntypedStorage, "resize_"),

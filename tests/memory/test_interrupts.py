@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.meter import StorageMeter, StorageTracker
-from pytest_cka_memory.meters.ledger.storages import Ledger
+from pytest_cka_memory.meters.ledger import Ledger
 from pytest_cka_memory.meters.patching import hook_for
+from pytest_cka_memory.meters.storage_meter import StorageMeter, StorageTracker
 
 LONGEST_WAIT_SECONDS = 120
 

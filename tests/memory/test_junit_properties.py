@@ -6,7 +6,7 @@ import pytest
 
 from pytest_cka_memory import RegionRecord
 from pytest_cka_memory.core.verdicts import judge
-from pytest_cka_memory.reports import junit
+from pytest_cka_memory.reports.tables import properties_of
 from pytest_cka_memory.testing import ScriptedMeter
 
 
@@ -25,6 +25,6 @@ def test_a_device_that_was_not_measured_is_a_property(
     one.
     """
     facts = {**ScriptedMeter().facts(), "meter": meter, "device_name": "some card (no GPU)"}
-    properties = dict(junit.of_results([judge("t.py::t", record(), [])], facts))
+    properties = dict(properties_of([judge("t.py::t", record(), [])], facts))
     assert properties.get("cka_memory.device") == ("some card (no GPU)" if named else None)
     assert properties["cka_memory.retained_bytes"] == 0

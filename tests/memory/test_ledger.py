@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_cka_memory.meters.ledger import storages as ledger_module
-from pytest_cka_memory.meters.ledger.storages import Ledger
+from pytest_cka_memory.meters import ledger as ledger_module
+from pytest_cka_memory.meters.ledger import Ledger
 from pytest_cka_memory.meters.torch_private import storage_key
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,8 @@ import torch
 from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.survivors import holdings
-from pytest_cka_memory.meters import torch_keepers, torch_private
-from pytest_cka_memory.meters.ledger import storages
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters import ledger, torch_keepers, torch_private
+from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 MODES = "has no list of the active dispatch modes"
 EXPECTED_NOTES = {
@@ -76,7 +75,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]
 
         monkeypatch.setattr(pkgutil, "resolve_name", resolve)
         importlib.reload(torch_private)
-        monkeypatch.setattr(storages, "storage_key", torch_private.storage_key)
+        monkeypatch.setattr(ledger, "storage_key", torch_private.storage_key)
         return looked_up
 
     yield without

@@ -7,8 +7,7 @@ import pytest
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
 from pytest_cka_memory.core.figure_rows import Figure
-from pytest_cka_memory.core.figures import FIGURES, READABLE
-from pytest_cka_memory.measure.figure_attributes import FigureAttributes
+from pytest_cka_memory.core.figures import FIGURES, READABLE, FigureNames
 from pytest_cka_memory.meters import Meter
 
 CONTRACT = (
@@ -65,7 +64,7 @@ def test_type_checkers_see_every_figure_of_a_region() -> None:
             types = (float if "per_batch" in row.name else int, float)
             for name, type_ in zip((row.name, row.mb_name), types, strict=True):
                 expected[name] = type_ | None if row.optional else type_
-    assert FigureAttributes.__annotations__ == expected
+    assert FigureNames.__annotations__ == expected
 
 
 @pytest.mark.parametrize(

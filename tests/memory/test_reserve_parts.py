@@ -15,8 +15,8 @@ from pytest_cka_memory.core.reserve import (
     reserve_lines,
     total_of,
 )
+from pytest_cka_memory.reports.excess import reserve_explanation
 from pytest_cka_memory.reports.html import stacks
-from pytest_cka_memory.reports.reserve import explanation
 
 MB = 2**20
 SPLIT = {"max_split_size": 128 * MB}
@@ -222,5 +222,5 @@ def test_message_says_that_not_all_blocks_are_described(count, expected):
         reserve_moment="at the end",
         reserve_kept_by=(keeps,),
     )
-    lines = list(explanation(record, 100))
+    lines = list(reserve_explanation(record, 100))
     assert [line for line in lines if "not described" in line] == expected

@@ -9,7 +9,7 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.meters import objects
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 
 class Refusing(torch.Tensor):

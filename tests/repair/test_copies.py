@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pytest_cka_memory.repair.copies import patched_copy
+from pytest_cka_memory.repair.programs import patched_copy
 
 
 def test_code_is_copied_and_data_are_linked(tmp_path: Path) -> None:

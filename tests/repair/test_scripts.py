@@ -9,7 +9,7 @@ import torch
 
 from pytest_cka_memory.cli.main import OK, main
 from pytest_cka_memory.repair import smaller
-from pytest_cka_memory.repair.scripts import Script, is_script, split_script
+from pytest_cka_memory.repair.programs import Script, is_script, split_script
 
 SCRIPT = """
 import argparse

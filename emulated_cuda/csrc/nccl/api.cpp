@@ -157,7 +157,7 @@ int add_init(std::function<int()> init) {
   return group.depth ? (int)kDone : give_all();
 }
 
-// ---- Values: what is sent must be known, and what is received is known (values/collectives.py) ----
+// ---- Values: what is sent must be known, and what is received is known (values/staleness.py) ----
 
 using Asked = int (*)(const void* start, size_t bytes, int receives, char* problem, size_t room);
 std::atomic<Asked> asked{nullptr};

@@ -20,7 +20,6 @@ __all__ = [
     "attention",
     "attention_sequences",
     "by_name",
-    "decompositions",
     "normalization",
     "others",
     "products",

@@ -19,8 +19,8 @@ from pytest_cka_memory.meters.accelerator.allocator import (
     wait_for_backward,
 )
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.ledger.meter import StorageMeter, StorageTracker
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
+from pytest_cka_memory.meters.storage_meter import StorageMeter, StorageTracker
 
 _RESET = "reset_peak_memory_stats"
 

@@ -6,8 +6,8 @@ from pytest_cka_memory.repair.changes import (
     activations,
     checkpointing,
     deletions,
+    forwards,
     optimizers,
-    precision,
 )
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Refusal
@@ -22,8 +22,8 @@ OFFERS: tuple[Offers, ...] = (
     activations.offers_in_place,
     optimizers.offers,
     activations.offers_of_batches,
-    precision.offers,
-    precision.offers_of_attention,
+    forwards.offers_of_precision,
+    forwards.offers_of_attention,
     checkpointing.offers_of_shards,
     optimizers.offers_of_low_bits,
 )

@@ -1,18 +1,22 @@
-"""The addition ``cycles``: the bytes that garbage collections free, and cycles that held them.
+"""The additions that follow each block of a region: ``cycles`` and ``timeline``.
 
-Garbage at batch boundaries, ``garbage_bytes`` of a sample, is counted in :mod:`.batches` for every
-region. Cycles are described as text in :mod:`pytest_cka_memory.holders.cycles`.
+``cycles`` has the bytes that garbage collections free, and the cycles that held them; they are
+described as text in :mod:`pytest_cka_memory.holders.cycles`. Garbage at batch boundaries,
+``garbage_bytes`` of a sample, is counted in :mod:`.batches` for every region. ``timeline`` has each
+allocation and release, as the data of a picture.
 """
 
 import gc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.allocations import Allocation, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.holders import cycles
+from pytest_cka_memory.core.memory_timeline import Place, Recording, picture_of
+from pytest_cka_memory.holders import cycles, tensors
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.collector import listen_no_longer, listen_to_collections
@@ -126,3 +130,41 @@ def _kept_garbage() -> Iterator[list[Any]]:
     finally:
         gc.set_debug(flags)
         kept[:] = others
+
+
+class Timeline(Addition):
+    """Records while the region runs, and reduces what was recorded at its end to a picture.
+
+    ``--cka-memory-timeline`` asks for it.
+    """
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._peaks = peaks
+        peaks.record()
+
+    def fields(self) -> dict[str, Any]:
+        recording = self._peaks.recorded()
+        if recording is None:
+            return {"memory_timeline": {"memories": []}}  # the page says that it was asked for
+        return {"memory_timeline": picture_of(recording, partial(_places, recording))}
+
+
+def _places(recording: Recording, keys: Sequence[tuple[int, int]]) -> list[Place]:
+    sites: dict[int, AllocationSite | None] = {}
+    for stack, _ in keys:
+        if stack not in sites:
+            recorded = recording.site_of(stack)
+            sites[stack] = None if recorded is None else recorded.readable()
+    modules = {site.module for site in sites.values() if site and site.module}
+    paths = {module: recording.module_path(module) for module in modules}
+    # A stack that was known before the recording has no path; its module may be live.
+    paths |= tensors.module_paths({module for module, path in paths.items() if not path})
+    return [_place(sites[stack], paths, recording.insides[inside]) for stack, inside in keys]
+
+
+def _place(site: AllocationSite | None, paths: Mapping[int, str], inside: str | None) -> Place:
+    if site is None:
+        return Place("", "", "", inside or "", ())
+    line, *callers = site.frames or ("",)
+    module = paths.get(site.module, "")
+    return Place(line, site.code or "", module, inside or "", tuple(callers))

@@ -212,14 +212,11 @@ class Ledger(Locking):
                 self._is_changing = True
                 self._process_frees()
                 result = change(*args)
-                self._record_waiting()
+                while self._waiting:
+                    self._record(*self._waiting.pop())
                 return result
             finally:
                 self._is_changing = False
-
-    def _record_waiting(self) -> None:
-        while self._waiting:
-            self._record(*self._waiting.pop())
 
     def _record(
         self,

@@ -17,7 +17,7 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import collector, objects, torch_private, torch_versions
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.conditions import of_operators, processor_name
-from pytest_cka_memory.meters.ledger.storages import Ledger, is_shared_memory
+from pytest_cka_memory.meters.ledger import Ledger, is_shared_memory
 from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
 from pytest_cka_memory.meters.patching import (
     Patch,

@@ -1,10 +1,17 @@
-"""Why a reserve is larger than what is in use, as text: what it consists of, and who keeps it."""
+"""What a message adds for a test that needs too much memory.
 
-from collections.abc import Iterator, Sequence
+Why its reserve is larger than what is in use: what it consists of, and who keeps it. And the
+command that tries what would lower the peak.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import Refusal
+from pytest_cka_memory.core.report import is_scope
 from pytest_cka_memory.core.reserve import (
     MOST_DESCRIBED,
     ReservePart,
@@ -12,8 +19,10 @@ from pytest_cka_memory.core.reserve import (
     reserve_lines,
     total_of,
 )
+from pytest_cka_memory.core.verdicts import Breach
+from pytest_cka_memory.meters.device_names import is_emulated
 from pytest_cka_memory.reports.fitting import wrapped
-from pytest_cka_memory.units import counted, format_with_unit
+from pytest_cka_memory.units import MB, counted, format_with_unit
 
 _MOST_KEEPERS = 3
 _LEAST_SHARE = 0.01
@@ -27,7 +36,7 @@ UNSEEN = (
 """The advice if the reserve was only explained when most of it had been released."""
 
 
-def explanation(record: RegionRecord, width: int) -> Iterator[str]:
+def reserve_explanation(record: RegionRecord, width: int) -> Iterator[str]:
     """Yield lines about the reserve of a region; nothing if it was not explained.
 
     If an allocation was refused, there is advice only if what is free would have been enough.
@@ -65,9 +74,9 @@ def _keepers(record: RegionRecord, width: int) -> Iterator[str]:
         yield from wrapped(keeper_line(holding), width, "  ")
     if len(keepers) > _MOST_KEEPERS:
         yield f"  and {counted(len(keepers) - _MOST_KEEPERS, 'other group')} beside free memory"
-    found = record.reserve_kept_by
-    rest_bytes = total_of(record.reserve).free_part_bytes - sum(it.keeps_bytes or 0 for it in found)
-    if rest_bytes > least and sum(it.count for it in found) >= MOST_DESCRIBED:
+    known = record.reserve_kept_by
+    rest_bytes = total_of(record.reserve).free_part_bytes - sum(it.keeps_bytes or 0 for it in known)
+    if rest_bytes > least and sum(it.count for it in known) >= MOST_DESCRIBED:
         rest = format_with_unit(rest_bytes)
         yield from wrapped(f"and more blocks beside the other {rest}, not described", width, "  ")
 
@@ -90,7 +99,7 @@ def keeper_line(holding: Holding) -> str:
     return f"{', '.join(parts)}, {keep} {kept} free memory beside it from being released"
 
 
-def verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:
+def refusal_verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:
     """Return whether a refused allocation lacked memory, or only one piece of memory.
 
     Args:
@@ -131,3 +140,49 @@ def would_fit(refusal: Refusal, reserve: Sequence[ReservePart]) -> bool:
 def _missing_bytes(refusal: Refusal) -> int:
     """Return how much the driver lacked."""
     return refusal.requested_bytes - refusal.free_bytes
+
+
+_LEVELS = ("peak_increase_bytes", "peak_bytes")
+_RESERVE = "reserved_increase_bytes"
+_LIMITS = ("max_peak_mb", "max_level_mb", "max_reserved_mb", "fits", "--cka-memory-max-peak-mb")
+_REPAIR = "this tries what would lower it, on this test, and prints what to write:"
+
+
+def repair_lines(
+    nodeid: str, facts: Mapping[str, Any], breach: Breach, record: RegionRecord
+) -> Iterator[str]:
+    """Yield two lines if a broken limit is one on a peak or a reserve."""
+    if not nodeid or is_scope(nodeid) or not is_on_a_peak(breach):
+        return
+    budget = ""
+    if breach.figure in _LEVELS and breach.measured_bytes is not None:
+        # The command compares the whole level.
+        excess_bytes = breach.measured_bytes - breach.allowed_bytes
+        allowed_bytes = record.peak_bytes - excess_bytes
+        whole = f"{int(100 * allowed_bytes / MB) / 100:g}MB"  # rounded down
+        budget = f" --to {whole if allowed_bytes >= MB else f'{allowed_bytes}B'}"
+    yield f"  {_REPAIR}"
+    yield f"    {_repair_command(nodeid, facts)}{budget}"
+
+
+def is_on_a_peak(breach: Breach) -> bool:
+    """Whether a limit is one on how high a peak or a reserve may be.
+
+    Not one of a baseline: what has risen since is found by what the message says.
+    """
+    is_known = breach.figure in (*_LEVELS, _RESERVE) and breach.measured_bytes is not None
+    return is_known and breach.limit.startswith(_LIMITS)
+
+
+def repair_of_out_of_memory(nodeid: str, facts: Mapping[str, Any]) -> list[str]:
+    """Return the lines for a test that has run out of the device's memory."""
+    return [_REPAIR.replace("lower it", "make it fit"), f"  {_repair_command(nodeid, facts)}"]
+
+
+def _repair_command(nodeid: str, facts: Mapping[str, Any]) -> str:
+    """Return the command for a test on the device of a session."""
+    device = str(facts["device"]).partition(", device")[0]
+    options = f" --device {device}"
+    if is_emulated(device):
+        options = f" --card {device.rpartition(':')[2]}"
+    return f"python -m pytest_cka_memory repair {shlex.quote(nodeid)}{options}"

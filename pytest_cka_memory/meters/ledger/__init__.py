@@ -1,1 +1,0 @@
-"""Counting of tensor storages from Python, where nothing can be compiled or read."""
