@@ -159,7 +159,7 @@ class ItemJudge:
             return None
         payload: Payload = {
             "facts": self.probe.meter.facts(),
-            "regions": [result.to_dict() for result in results],
+            "regions": [result.filled() for result in results],
             "unmeasured": unmeasured,
             "narrowed": is_narrowed(self._item.config),
         }

@@ -143,7 +143,7 @@ class FixtureRegions:
         self._add_results(item.nodeid, [record for probe, record in ended if probe is self._probe])
         if self._results or self._unmeasured:
             payload = getattr(report, "cka_memory", None) or self._empty_payload()
-            payload["fixtures"] = [result.to_dict() for result in self._results]
+            payload["fixtures"] = [result.filled() for result in self._results]
             payload["unmeasured"] = [*payload["unmeasured"], *self._unmeasured]
             report.cka_memory = payload  # type: ignore[attr-defined]
             self._results, self._unmeasured = [], []
