@@ -297,7 +297,7 @@ def record_at(
     reserved_end_bytes: int | None = None,
 ) -> RegionRecord:
     """Return the record of a region as if it ended at `end`; the rest is known after cleaning."""
-    return RegionRecord(
+    return RegionRecord.of(
         label=label,
         completed=True,
         start_bytes=start.allocated_bytes,
