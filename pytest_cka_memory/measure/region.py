@@ -97,12 +97,13 @@ class Region(WithRecording, FigureAttributes):
     @property
     def timeline(self) -> tuple[Sample, ...]:
         """One sample per batch boundary so far."""
-        if not self._samples.serials:
-            return ()
         timeline = self._samples.timeline()
         for name, levels in (addition.levels() for addition in self._additions):
             if levels:  # not of each boundary: one may just be sampled
-                timeline = tuple(replace(it, **{name: levels.get(it.batch)}) for it in timeline)
+                values: Iterable[dict[str, Any]] = ({name: levels.get(it.batch)} for it in timeline)
+                timeline = tuple(
+                    replace(it, **own) for it, own in zip(timeline, values, strict=True)
+                )
         return timeline
 
     @property
@@ -266,7 +267,7 @@ class Region(WithRecording, FigureAttributes):
                 self.label,
                 opened,
                 closed,
-                self.timeline,
+                self.timeline if self._samples.serials else (),
                 first_run_retained_bytes=first_run_retained_bytes,
                 garbage_at_peak_bytes=self._samples.garbage_at_peak(closed.end.peak_bytes),
                 garbage_freed=self._samples.freed_garbage,

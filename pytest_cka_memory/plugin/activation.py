@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -30,8 +30,7 @@ def is_started(config: pytest.Config) -> bool:
 
 def hooks_of(config: pytest.Config) -> "Hooks":
     """Return the hooks that measure, once they are registered."""
-    hooks: Hooks = config.pluginmanager.get_plugin(_HOOKS)
-    return hooks
+    return cast("Hooks", config.pluginmanager.get_plugin(_HOOKS))
 
 
 def is_emulated(early_config: pytest.Config) -> bool:
