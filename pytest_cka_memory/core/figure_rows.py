@@ -310,7 +310,7 @@ class AdditionalFigures:
         ),
     ]:
         """Steady growth per batch; see :func:`pytest_cka_memory.core.growth.steady_growth`."""
-        return steady_growth(self.process_timeline)
+        return steady_growth(self.process_timeline) if self.process_timeline else None
 
     @property
     def outside_increase_bytes(

@@ -7,7 +7,7 @@ advice in failure messages all follow from it.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
@@ -236,16 +236,43 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
         """
         # asdict() of the whole record would take a second for 100,000 samples.
         plain = dict(zip(_ORDER, _values_in_order(self), strict=True))
-        timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
-        for name in ("process_timeline", "processes", "reserve"):
-            plain[name] = [dict(vars(each)) for each in plain[name]]
-        plain["reserve_segments"] = [asdict(each) for each in plain["reserve_segments"]]
-        if plain["refusal"] is not None:
-            plain["refusal"] = dict(vars(plain["refusal"]))
-        for name in HOLDINGS:
-            plain[name] = [_without_empty_paths(asdict(holding)) for holding in plain[name]]
+        for name in _NESTED:
+            plain[name] = _plain(name, plain[name])
+        timeline = plain.pop("timeline")
         derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}
         return {**plain, **derived, "timeline": timeline}
+
+    def filled(self) -> dict[str, Any]:
+        """Return what was measured, without the fields that have nothing, which is most of them.
+
+        Each test report has this, and a session of 20,000 tests keeps all of them.
+
+        Returns:
+            Builtin types; :meth:`from_dict` returns an equal record.
+        """
+        fields = {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and value is not False and value is not _NOTHING
+        }
+        fields["completed"] = self.completed
+        for name in _NESTED.intersection(fields):
+            fields[name] = _plain(name, fields[name])
+        return fields
+
+    @classmethod
+    def of(cls, **figures: Any) -> "RegionRecord":
+        """Return a record with these fields, in a fifth of the time of the constructor.
+
+        The constructor of a frozen dataclass calls ``object.__setattr__`` for each of the 60
+        fields, and each test that is measured has a record.
+
+        Args:
+            **figures: all fields without a default, and any others.
+        """
+        record = object.__new__(cls)
+        vars(record).update(_DEFAULTS, **figures)
+        return record
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RegionRecord":
@@ -264,6 +291,17 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
         return record
 
 
+def _plain(name: str, value: Any) -> Any:
+    """Return the value of a field that has parts, in builtin types."""
+    if name in HOLDINGS:
+        return [_without_empty_paths(asdict(holding)) for holding in value]
+    if name == "reserve_segments":
+        return [asdict(segment) for segment in value]
+    if name == "refusal":
+        return None if value is None else dict(vars(value))
+    return [dict(vars(part)) for part in value]
+
+
 def _without_empty_paths(holding: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in holding.items() if value or key != "paths"}
 
@@ -279,6 +317,10 @@ _ORDER = sorted(
 _values_in_order = attrgetter(*_ORDER)
 HOLDINGS = tuple(field.name for field in fields(RegionRecord) if field.type == tuple[Holding, ...])
 """Fields of the record that list the storages whose bytes a figure counts."""
+_NESTED = {"refusal", *(field.name for field in fields(RegionRecord) if field.default == ())}
+"""Fields that have parts: all that are tuples, and one."""
+_NOTHING = ()
+_DEFAULTS = {it.name: it.default for it in fields(RegionRecord) if it.default is not MISSING}
 
 
 def _row(name: str, annotation: Any) -> Figure | None:

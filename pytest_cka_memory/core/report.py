@@ -50,7 +50,7 @@ def is_scope(nodeid: str) -> bool:
 Payload = dict[str, Any]
 """What one test report carries, in builtin types.
 
-``facts`` about the meter, ``regions`` as :meth:`Result.to_dict` returns them, the reasons why the
+``facts`` about the meter, ``regions`` as :meth:`Result.filled` returns them, the reasons why the
 test is ``unmeasured``, whether the session is ``narrowed``, regions of ``fixtures`` that ended
 meanwhile, and ``relations`` to tests that had not run.
 """
@@ -85,7 +85,7 @@ class ReportBuilder:
         self._expected: dict[str, int] = {}
         self._finished: set[str] = set()
         self._regions: dict[str, list[dict[str, Any]]] = {}
-        """Test -> its regions, as :meth:`Result.to_dict` returns them."""
+        """Test -> its regions, as :meth:`Result.filled` returns them, with the process."""
         self._of_fixtures: dict[str, dict[str, list[dict[str, Any]]]] = {}
         """Fixture -> worker -> its regions; each worker sets up a session's fixture of its own."""
         self._relations: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -101,21 +101,22 @@ class ReportBuilder:
     def add(self, nodeid: str, worker: str, outcome: str, payload: Payload) -> None:
         """Add the regions of one test report; `worker` is the process that measured them."""
         self.workers.add(worker)
-        self.facts = _with_notes(self.facts or payload["facts"], payload["facts"])
-        self.facts_of_workers[worker] = payload["facts"]
+        if payload["facts"] != self.facts_of_workers.get(worker):
+            self.facts = _with_notes(self.facts or payload["facts"], payload["facts"])
+            self.facts_of_workers[worker] = payload["facts"]
         self.narrowed = self.narrowed or payload["narrowed"]
         for reason in payload["unmeasured"]:
             self.unmeasured[reason] += 1
         for relation in payload.get("relations", ()):
             self._relations.setdefault(nodeid, []).append((worker, relation))
         run = {"worker": worker, "outcome": outcome}
-        self._add(nodeid, ({**_filled(region), **run} for region in payload["regions"]))
+        self._add(nodeid, ({**region, **run} for region in payload["regions"]))
         for region in payload.get("fixtures", ()):
             if region["nodeid"] == nodeid:  # a fixture of this test alone
-                self._add(nodeid, [{**_filled(region), **run}])
+                self._add(nodeid, [{**region, **run}])
             else:
                 of_workers = self._of_fixtures.setdefault(region["nodeid"], {})
-                of_workers.setdefault(worker, []).append({**_filled(region), "worker": worker})
+                of_workers.setdefault(worker, []).append({**region, "worker": worker})
 
     def _add(self, nodeid: str, regions: Iterable[dict[str, Any]]) -> None:
         self._regions.setdefault(nodeid, []).extend(regions)
@@ -260,19 +261,6 @@ class ReportBuilder:
             "workers": len(self.workers),
             "started": self.started,
         }
-
-
-def _filled(region: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a region without the fields that have nothing, which is most of them.
-
-    Reading it fills them in again. A session of 20,000 tests keeps all regions until its end, and
-    each full garbage collection looks at their lists.
-    """
-    return {
-        name: value
-        for name, value in region.items()
-        if name == "completed" or not (value is None or value is False or value == [])
-    }
 
 
 def _outside_note(results: Iterable[Result]) -> str:

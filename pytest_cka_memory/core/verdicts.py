@@ -192,12 +192,29 @@ class Result:
             **({"extra": self.extra} if self.extra else {}),
         }
 
+    def filled(self) -> dict[str, Any]:
+        """Return what travels on a test report: see :meth:`RegionRecord.filled`.
+
+        Returns:
+            Builtin types, without the process; :meth:`from_dict` reads it.
+        """
+        fields = {"nodeid": self.nodeid, "outcome": self.outcome, **self.record.filled()}
+        if self.limits:
+            fields["limits"] = list(self.limits)
+        if self.breaches:
+            fields["breaches"] = [breach.to_dict() for breach in self.breaches]
+        if self.unjudged:
+            fields["unjudged"] = [asdict(unjudged) for unjudged in self.unjudged]
+        if self.extra:
+            fields["extra"] = self.extra
+        return fields
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "") -> "Result":
         """Rebuild a result.
 
         Args:
-            data: what :meth:`to_dict` has returned, also after JSON.
+            data: what :meth:`to_dict` or :meth:`filled` has returned, also after JSON.
             where: the start of the path in error messages.
 
         Returns:

@@ -129,8 +129,7 @@ class MemoryProbe:
     @contextmanager
     def _measured(self, label: str | None) -> Iterator[Region]:
         region = self._region(self._labels.unique(label))
-        with self._ending(region):
-            yield region
+        yield from self._until_end(region)
 
     def run(
         self, func: Callable[..., Any], /, *args: Any, warmup: int = 0, **kwargs: Any
@@ -416,22 +415,23 @@ class MemoryProbe:
 
         return additions.checked(also)
 
-    @contextmanager
-    def _ending(
-        self, region: Region, *, record: bool = True, first_run_retained_bytes: int | None = None
-    ) -> Iterator[None]:
+    def _until_end(
+        self, region: Region, record: bool = True, first_run_retained_bytes: int | None = None
+    ) -> Iterator[Region]:
         completed = False
         try:
             self._open_regions.append(region)
             if self._explainer is not None:
                 self._regions.append(weakref.ref(region))
-            yield
+            yield region
             completed = True
         finally:
             if region in self._open_regions:  # otherwise end_open has ended it
                 error = None if completed else sys.exc_info()[1]
                 self._end(region, completed, first_run_retained_bytes, record=record, error=error)
                 del error  # its traceback references this frame
+
+    _ending = contextmanager(_until_end)
 
     def _end(
         self,

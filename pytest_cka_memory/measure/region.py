@@ -82,13 +82,13 @@ class Region(WithRecording, FigureNames):
         self._growth = GrowthEvidence(self._allocations)
         self._reserve = ReserveEvidence(meter, self._allocations)
         self._end_watching = meter.before_releases(self._look_before_release)
-        self._additions: Sequence[Addition] = ()
+        self._additions: list[Addition] = []
         if also:  # most regions ask for none, so these are not imported with this module
             from pytest_cka_memory.measure import additions
 
             self._additions = additions.begin(also, peaks, meter)
         if self._explainer is not None:
-            self._additions = (*self._additions, FoundGarbage(peaks, meter))
+            self._additions.append(FoundGarbage(peaks, meter))
         look = partial(look_at, self._additions)
         self._census = census_of(meter, peaks.mark, look)
         self._samples = BatchSamples(peaks, self._census, partial(look, None))
@@ -97,11 +97,12 @@ class Region(WithRecording, FigureNames):
     def timeline(self) -> tuple[Sample, ...]:
         """One sample per batch boundary so far."""
         timeline = self._samples.timeline()
-        for addition in self._additions:
-            name, levels = addition.levels()
+        for name, levels in (addition.levels() for addition in self._additions):
             if levels:  # not of each boundary: one may just be sampled
                 values: Iterable[dict[str, Any]] = ({name: levels.get(it.batch)} for it in timeline)
-                timeline = tuple(map(_with, timeline, values))
+                timeline = tuple(
+                    replace(it, **own) for it, own in zip(timeline, values, strict=True)
+                )
         return timeline
 
     @property
@@ -236,8 +237,6 @@ class Region(WithRecording, FigureNames):
             self._look_at_reserve("before the cache was emptied")
 
     def _look_at_reserve(self, moment: str) -> None:
-        if self._explainer is None:
-            return
         end = self._open_region.peaks.read()
         so_far = record_at(self.label, self._open_region.start, end, self.timeline)
         self._reserve.look(self._figures_to_explain(so_far), moment, self._holdings)
@@ -260,39 +259,43 @@ class Region(WithRecording, FigureNames):
         self._samples.finish()  # first: cleaning frees what its last census counts
         self._before_reading()
         thorough = self._is_thorough()
-        finish = partial(self._finish_additions, completed)
-        with self._stack.closing(
-            self._open_region, thorough=thorough, before_cleaning=finish
-        ) as closed:
+        opened, finish = self._open_region, partial(self._finish_additions, completed)
+        try:
+            closed = self._stack.figures_at_end(opened, thorough, finish)
             record = record_of(
                 self.label,
-                self._open_region.start,
+                opened,
                 closed,
-                self.timeline,
-                workspace_bytes=self._open_region.workspace_bytes,
+                self.timeline if self._samples.serials else (),
                 first_run_retained_bytes=first_run_retained_bytes,
                 garbage_at_peak_bytes=self._samples.garbage_at_peak(closed.end.peak_bytes),
                 garbage_freed=self._samples.freed_garbage,
             )
-            added = dict(pair for each in self._additions for pair in each.fields().items())
-            if added or self.law is not None:
-                record = replace(record, law=self.law, **added)
+            added: dict[str, Any] = {"law": self.law} if self.law is not None else {}
+            for addition in self._additions:
+                added |= addition.fields()
+            if added:
+                record = replace(record, **added)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._reserve.note_end(closed.survivors)
             self._record = record if completed else replace(record, completed=False)
             if not completed:
-                if self._reserve.look_at_refusal(error, self._holdings, self._open_region.peaks):
+                if self._reserve.look_at_refusal(error, self._holdings, opened.peaks):
                     self._record = replace(self._record, **self._reserve.fields)
                 return
             try:
                 self._steps.check_used()
                 # A region that is only reported needs no explanation, and reading takes a while.
                 if self._explainer is not None and thorough:
-                    self._live_at_peak = self._open_region.peaks.allocations()
-                self._record = self._explained(record, self._figures_to_explain(record))
+                    self._live_at_peak = opened.peaks.allocations()
+                figures = self._figures_to_explain(record)
+                if figures or record.host_retained_bytes:
+                    self._record = self._explained(record, figures)
             except BaseException:  # an interrupt, too: figures of a part are not the region's
                 self._record = replace(record, completed=False)
                 raise
+        finally:
+            self._stack.close(opened)
 
     def _describe_garbage_at_peak(self) -> None:
         """Find a cycle to name, if a limit on the peak is broken and no boundary has found one."""
@@ -437,10 +440,6 @@ class Region(WithRecording, FigureNames):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *READABLE, *_IN_MB})
-
-
-def _with(sample: Sample, values: dict[str, Any]) -> Sample:
-    return replace(sample, **values)
 
 
 def public_names() -> frozenset[str]:

@@ -3,7 +3,6 @@
 And the labels of the regions that it opens.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
@@ -26,7 +25,7 @@ class Labels:
 
     def __init__(self, are_numbered: bool) -> None:
         self._are_numbered = are_numbered
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
 
     def unique(self, label: object) -> str:
         """Return a user's label as a region gets it: ``region`` for None or an empty one."""
@@ -34,15 +33,16 @@ class Labels:
         return self._numbered(("" if label is None else " ".join(str(label).split())) or "region")
 
     def _numbered(self, label: str) -> str:
-        self._counts[label] += 1
-        if self._counts[label] == 1 or not self._are_numbered:
+        count = self._counts[label] = self._counts.get(label, 0) + 1
+        if count == 1 or not self._are_numbered:
             return label
         # Recursive, because the user may have used the numbered label too.
-        return self._numbered(f"{label} #{self._counts[label]}")
+        return self._numbered(f"{label} #{count}")
 
     def forget(self, labels: Iterable[str]) -> None:
         """Take back labels of regions that are not reported."""
-        self._counts.subtract(labels)
+        for label in labels:
+            self._counts[label] -= 1
 
 
 def function_name(func: Callable[..., Any]) -> str:

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.figures import RegionRecord
@@ -31,8 +31,7 @@ class _User:
     """What a meter counts for; it is freed with its region."""
 
 
-@dataclass(frozen=True)
-class ClosedRegion:
+class ClosedRegion(NamedTuple):
     """The figures of a region at its end, in bytes."""
 
     end: Reading
@@ -113,44 +112,56 @@ class RegionStack:
         thorough: bool = True,
         before_cleaning: Callable[[int], None] = lambda live_bytes: None,
     ) -> Iterator[ClosedRegion]:
-        """Free what is not in use and yield the figures of `region`, which ends after the block.
+        """Yield the figures of `region` as :meth:`figures_at_end` does, and end it after the block.
 
-        Inside the block, what was live at its peak can still be asked for. Before anything is
-        freed, `before_cleaning` is called with the bytes of the region that are live; it may
-        collect garbage.
+        Inside the block, what was live at its peak can still be asked for.
         """
         try:
-            self.merge_peaks()
-            mark = region.peaks.mark
-            if live_bytes := self.meter.retained_since(mark):
-                self.meter.wait_for_threads()  # what they free now is not garbage
-                live_bytes = self.meter.retained_since(mark)
-            before_cleaning(live_bytes)
-            has_reserve = region.start.reserved_bytes is not None
-            reserved_bytes = region.peaks.reserved() if has_reserve else None
-            cleaned = self.meter.clean_after(mark, thorough=thorough)
-            self._add_workspaces(cleaned.workspace_bytes)
-            host_bytes = self.meter.host_retained_since(mark)
-            retained_bytes = self.meter.retained_since(mark)
-            garbage_bytes = live_bytes - retained_bytes - (cleaned.workspace_bytes or 0)
-            yield ClosedRegion(
-                end=region.peaks.end(),  # cleaning may run finalizers, which raise the peak
-                reserved_bytes=reserved_bytes,
-                retained_bytes=retained_bytes,
-                # To ask for them takes a tenth of the time of a test that retains nothing.
-                survivors=self.meter.allocations_since(mark) if retained_bytes else (),
-                host_retained_bytes=host_bytes,
-                host_survivors=self.meter.host_allocations_since(mark) if host_bytes else (),
-                garbage_left=cleaned.garbage_left or region.garbage_at_start,
-                garbage_bytes=None if cleaned.garbage_left else max(0, garbage_bytes),
-            )
+            yield self.figures_at_end(region, thorough, before_cleaning)
         finally:
-            try:
-                region.peaks.close()
-                with self._lock:
-                    self._open = _without(region, self._open)
-            finally:
-                self.meter.stop_for(region.user)
+            self.close(region)
+
+    def figures_at_end(
+        self, region: OpenRegion, thorough: bool, before_cleaning: Callable[[int], None]
+    ) -> ClosedRegion:
+        """Free what is not in use and return the figures of `region`; :meth:`close` must follow.
+
+        Before anything is freed, `before_cleaning` is called with the bytes of the region that are
+        live; it may collect garbage.
+        """
+        self.merge_peaks()
+        mark = region.peaks.mark
+        if live_bytes := self.meter.retained_since(mark):
+            self.meter.wait_for_threads()  # what they free now is not garbage
+            live_bytes = self.meter.retained_since(mark)
+        before_cleaning(live_bytes)
+        has_reserve = region.start.reserved_bytes is not None
+        reserved_bytes = region.peaks.reserved() if has_reserve else None
+        cleaned = self.meter.clean_after(mark, thorough=thorough)
+        self._add_workspaces(cleaned.workspace_bytes)
+        host_bytes = self.meter.host_retained_since(mark)
+        retained_bytes = self.meter.retained_since(mark)
+        garbage_bytes = live_bytes - retained_bytes - (cleaned.workspace_bytes or 0)
+        return ClosedRegion(
+            end=region.peaks.end(),  # cleaning may run finalizers, which raise the peak
+            reserved_bytes=reserved_bytes,
+            retained_bytes=retained_bytes,
+            # To ask for them takes a tenth of the time of a test that retains nothing.
+            survivors=self.meter.allocations_since(mark) if retained_bytes else (),
+            host_retained_bytes=host_bytes,
+            host_survivors=self.meter.host_allocations_since(mark) if host_bytes else (),
+            garbage_left=cleaned.garbage_left or region.garbage_at_start,
+            garbage_bytes=None if cleaned.garbage_left else max(0, garbage_bytes),
+        )
+
+    def close(self, region: OpenRegion) -> None:
+        """End `region`."""
+        try:
+            region.peaks.close()
+            with self._lock:
+                self._open = _without(region, self._open)
+        finally:
+            self.meter.stop_for(region.user)
 
     def merge_peaks(self) -> Reading | None:
         """Raise the peaks of regions that share the device's one counter, and reset that counter.
@@ -158,6 +169,8 @@ class RegionStack:
         The reset for one region would otherwise erase the peak of another. None if no open region
         shares the counter.
         """
+        if not self._shared:  # most devices have peaks of each region
+            return None
         with self._lock:  # another thread's region must not reset the counter in between
             shared = _still_live(self._shared)
             if not shared:
@@ -280,7 +293,7 @@ def record_at(
     reserved_end_bytes: int | None = None,
 ) -> RegionRecord:
     """Return the record of a region as if it ended at `end`; the rest is known after cleaning."""
-    return RegionRecord(
+    return RegionRecord.of(
         label=label,
         completed=True,
         start_bytes=start.allocated_bytes,
@@ -304,11 +317,10 @@ def record_at(
 
 def record_of(
     label: str,
-    start: Reading,
+    opened: OpenRegion,
     closed: ClosedRegion,
     timeline: Sequence[Sample],
     *,
-    workspace_bytes: int | None,
     first_run_retained_bytes: int | None,
     garbage_at_peak_bytes: int | None,
     garbage_freed: bool,
@@ -317,22 +329,21 @@ def record_of(
 
     Args:
         label: its label.
-        start: the levels when it began.
+        opened: its levels when it began, and the library workspaces that cleaning has dropped.
         closed: its figures after cleaning.
         timeline: its samples.
-        workspace_bytes: bytes of library workspaces that cleaning has dropped; None if unknown.
         first_run_retained_bytes: what an earlier run of the same code has retained, if there was
             one; what this run retained less is one-time memory.
         garbage_at_peak_bytes: how much of the peak was garbage; None if that is not known.
         garbage_freed: whether garbage was freed at batch boundaries.
     """
-    one_time_bytes = workspace_bytes
+    one_time_bytes = opened.workspace_bytes
     if first_run_retained_bytes is not None:
         kept_once = max(0, first_run_retained_bytes - closed.retained_bytes)
         one_time_bytes = (one_time_bytes or 0) + kept_once
     return record_at(
         label,
-        start,
+        opened.start,
         closed.end,
         timeline,
         retained_bytes=closed.retained_bytes,

@@ -107,7 +107,7 @@ class Garbage:
             return
         self._quiet_level = level
         # The next test's fixtures may allocate as much as those of the last test.
-        self._note_clean(level, self._start_level)
+        self._note_clean({level, self._start_level}, _promotions())
 
     def collect_before(self, *, thorough: bool = True) -> bool:
         """Free what is garbage, so that the start level does not include it.
@@ -130,14 +130,14 @@ class Garbage:
         elif self._is_slow():
             collect(1)  # what is young at the end of the region has then been made in it
             level = self._level()
-        self._start_promotions = _promotions()
+        promotions = self._start_promotions = _promotions()
         self._start_level = level
         if is_clean:
             self._suspected = None
             if self._quiet_level is None:
                 garbage_bytes = level_with_garbage - self._start_level
                 self._quiet_level = self._level_with_garbage - garbage_bytes
-            self._note_clean(self._start_level)
+            self._note_clean({self._start_level}, promotions)
         return is_clean
 
     def is_possible(self) -> bool:
@@ -177,7 +177,7 @@ class Garbage:
             return False
         kept_bytes = retained()
         # If exactly what the region left is gone, it has been freed.
-        self._note_clean(self._level() - kept_bytes)
+        self._note_clean({self._level() - kept_bytes}, _promotions())
         self._kept = kept_bytes > 0
         return True
 
@@ -193,15 +193,17 @@ class Garbage:
         self._spent_s += self._last_s
         return True
 
-    def _note_clean(self, *levels: int) -> None:
-        self._clean_levels = set(levels)
+    def _note_clean(self, levels: set[int], promotions: int) -> None:
+        self._clean_levels = levels
         self._kept = False
-        self._promotions = _promotions()
+        self._promotions = promotions
 
 
 def _promotions() -> int:
     """Return how often the garbage collector has moved objects into its oldest generation."""
-    return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])
+    _, middle, old = gc.get_stats()  # several times for each region, so without a loop
+    promotions: int = middle["collections"] + old["collections"]
+    return promotions
 
 
 def collected_objects() -> int:

@@ -47,7 +47,7 @@ class BlockMeter(Meter):
             *torch_private.LOST,
         )
         self._counter = Counter()
-        self._garbage = Garbage(self._level, self._counter.retained_between)
+        self._garbage = Garbage(self._counter.level, self._counter.retained_between)
         self._other_memory = OtherMemory(self._counter)
         self._collected = CollectedBlocks(self._counter)
         torch_keepers.prepare_counts()
@@ -98,16 +98,13 @@ class BlockMeter(Meter):
         return self._counter.retained_since(mark)
 
     def serial(self) -> int:
-        return self._counter.figures().serial
+        return self._counter.serial()
 
     def allocations_since(self, mark: int) -> Sequence[Allocation]:
         return self._counter.allocations_since(mark)
 
     def block_at(self, address: int) -> tuple[int, int] | None:
         return self._counter.block_at(address)
-
-    def _level(self) -> int:
-        return self._counter.figures().level
 
     @staticmethod
     def _check(is_counted: bool) -> None:
@@ -156,9 +153,12 @@ class _RegionPeaks(BlockPeaks):
 
     def read(self) -> Reading:
         levels = self._region.read()
-        without_scratch_bytes = self._region.peak_without_scratch()
-        reading = _reading(levels.level, levels.peak)
-        return reading._replace(peak_without_scratch_bytes=without_scratch_bytes)
+        return Reading(
+            allocated_bytes=levels.level,
+            requested_bytes=levels.level,
+            peak_bytes=levels.peak,
+            peak_without_scratch_bytes=self._region.peak_without_scratch(),
+        )
 
     def sampled(self, levels: Levels) -> Reading:
         return _reading(levels.level, levels.peak, self._other_memory.prefetched_bytes())

@@ -39,6 +39,8 @@ class Users:
         """With the number of the thread that added it."""
 
     def __bool__(self) -> bool:
+        if not self._known:  # mostly, and asked for several times in each region
+            return False
         return any(user() is not None for user, _ in self._known)
 
     def add(self, user: object) -> None:
@@ -138,7 +140,7 @@ class SharedPatches(Locking, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        _all.add(self)
+        _all[:] = [*(known for known in _all if known() is not None), weakref.ref(self)]
         self._users = Users()
         self._patches: list[Undoable] = []
         """Those that are not undone yet, for example because a user's own patch hides them."""
@@ -162,7 +164,7 @@ class SharedPatches(Locking, ABC):
     def start(self, user: object) -> None:
         """Apply the patches until `user` stops them or is freed."""
         if not self._users:
-            left = [shared for shared in _all if shared.has_patches()]
+            left = [it for known in _all if (it := known()) is not None and it.has_patches()]
             for shared in left * 2:  # one that interrupted calls have left may hide another
                 shared.undo_if_unused()
         with self._lock:
@@ -215,7 +217,7 @@ class JoinedPatches(SharedPatches):
             yield from part.make_patches()
 
 
-_all: weakref.WeakSet[SharedPatches] = weakref.WeakSet()
+_all: list[weakref.ref[SharedPatches]] = []
 
 
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:

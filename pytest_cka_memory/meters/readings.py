@@ -143,8 +143,7 @@ class GarbageCounter(ABC):
         return None
 
 
-@dataclass(frozen=True)
-class Cleaned:
+class Cleaned(NamedTuple):
     """What cleaning a device before or after a region did."""
 
     workspace_bytes: int | None = None

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from pytest_cka_memory.core.markers import FIXTURE, MARKERS, SESSION_FIXTURE
 from pytest_cka_memory.plugin import options
 
 if TYPE_CHECKING:
+    from pytest_cka_memory.plugin.hooks import Hooks
     from pytest_cka_memory.plugin.pytest_private import Node
     from pytest_cka_memory.plugin.reporter import Reporter
 
@@ -25,6 +26,11 @@ _HOOKS = "cka_memory_hooks"
 def is_started(config: pytest.Config) -> bool:
     """Whether the hooks that measure are registered."""
     return bool(config.pluginmanager.has_plugin(_HOOKS))
+
+
+def hooks_of(config: pytest.Config) -> "Hooks":
+    """Return the hooks that measure, once they are registered."""
+    return cast("Hooks", config.pluginmanager.get_plugin(_HOOKS))
 
 
 def is_emulated(early_config: pytest.Config) -> bool:
@@ -92,7 +98,7 @@ def start(config: pytest.Config) -> "Reporter | None":
     named_from_root.enter_context(places.root(config.rootpath))
     config.add_cleanup(named_from_root.close)
     config.stash[settings.settings_key] = settings.resolve(config)
-    config.pluginmanager.register(hooks, _HOOKS)
+    config.pluginmanager.register(hooks.Hooks(config), _HOOKS)
     if config.stash[settings.settings_key].baseline.pruning:
         with plain_imports():
             from pytest_cka_memory.plugin.reporter import record
@@ -143,12 +149,10 @@ def _drop_stale_modules() -> None:
 def start_collected(session: pytest.Session) -> None:
     """Call :func:`start` once tests have been collected and some of them ask for it."""
     reporter = start(session.config)
-    from pytest_cka_memory.plugin import hooks
-
     if reporter is not None:  # call the hooks that it has missed
         reporter.pytest_sessionstart(session)
         reporter.pytest_collection_finish(session)
-    hooks.pytest_collection_finish(session)
+    hooks_of(session.config).pytest_collection_finish(session)
 
 
 def start_late(

@@ -93,9 +93,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
     if activation.is_marked(item):  # by a fixture, after collection
         activation.start_late(item.config, [item.nodeid])
-        from pytest_cka_memory.plugin import hooks
-
-        return (yield from hooks.late_call(item))
+        return (yield from activation.hooks_of(item.config).late_call(item))
     marks = len(item.own_markers)
     result = yield
     if len(item.own_markers) != marks and not activation.is_started(item.config):

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,18 +157,6 @@ _RECORDED = "{0}: what the program has recorded until memory was refused\n"
 _NONE = "no memory snapshot: "
 
 
-@contextmanager
-def history_recorded(folder: Path | None, meter: Meter) -> Iterator[None]:
-    """Record the allocator's history in the block, if there is a folder for snapshots of it."""
-    if folder is not None:
-        meter.record_history()
-    try:
-        yield
-    finally:
-        if folder is not None:
-            meter.stop_history()
-
-
 class SnapshotFiles:
     """What may be written of one test while it is measured.
 
@@ -185,21 +172,23 @@ class SnapshotFiles:
         self._config = item.config
         self._file: RefusalFile | None = None
 
-    @contextmanager
-    def written(self) -> Iterator[None]:
+    def begin(self) -> None:
         """Record what the session asks for, and write a file when memory is refused."""
-        with history_recorded(self._folder, self._meter):
-            # Not on devices that never refuse memory: each test would wait for the name of a file.
-            if type(self._meter).open_refusal_file is not Meter.open_refusal_file:
-                folder, make_folder = _usual_folder(self._config)
-                if folder is not None:
-                    path = _path(folder, self._nodeid)
-                    self._file = self._meter.open_refusal_file(path, make_folder)
-            try:
-                yield
-            finally:
-                if self._file is not None:
-                    self._meter.close_refusal_file(self._file)
+        if self._folder is not None:
+            self._meter.record_history()
+        # Not on devices that never refuse memory: each test would wait for the name of a file.
+        if type(self._meter).open_refusal_file is not Meter.open_refusal_file:
+            folder, make_folder = _usual_folder(self._config)
+            if folder is not None:
+                path = _path(folder, self._nodeid)
+                self._file = self._meter.open_refusal_file(path, make_folder)
+
+    def close(self) -> None:
+        """End what :meth:`begin` has begun."""
+        if self._file is not None:
+            self._meter.close_refusal_file(self._file)
+        if self._folder is not None:
+            self._meter.stop_history()
 
     def end(self, error: BaseException | None, *, failed: bool) -> str:
         """Keep or remove the test's file, and return text about it; empty if there is none.

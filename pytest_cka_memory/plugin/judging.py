@@ -1,10 +1,10 @@
 """Judge the regions of one test: which figures to explain, the verdicts, what reports get."""
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from pytest_cka_memory.limits import FlatPerBatch
 
 
-@dataclass(frozen=True)
-class CallOutcome:
+class CallOutcome(NamedTuple):
     """What is known of the call of a test."""
 
     has_begun: bool = False
@@ -47,8 +46,7 @@ class CallOutcome:
     """The figures that the failed test has compared itself, each with its region."""
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """The verdicts on some regions of a test."""
 
     results: Sequence[Result]
@@ -150,6 +148,8 @@ class ItemJudge:
 
     def take_payload(self, report: pytest.TestReport) -> Payload | None:
         """Return what travels on the report of a phase; None if there is nothing new."""
+        if not self._unreported and self._call.has_begun:  # in the report of the teardown
+            return None
         judgements, self._unreported = self._unreported, []
         results = [result for judgement in judgements for result in judgement.results]
         relations = [it for judgement in judgements for it in judgement.relations]
@@ -159,7 +159,7 @@ class ItemJudge:
             return None
         payload: Payload = {
             "facts": self.probe.meter.facts(),
-            "regions": [result.to_dict() for result in results],
+            "regions": [result.filled() for result in results],
             "unmeasured": unmeasured,
             "narrowed": is_narrowed(self._item.config),
         }
@@ -176,7 +176,7 @@ class ItemJudge:
         add_section = getattr(report.longrepr, "addsection", None)
         if not (compared or refused) or add_section is None:
             return
-        self._call = replace(self._call, compared=())
+        self._call = self._call._replace(compared=())
         from pytest_cka_memory.reports import failure
 
         facts, width = self.probe.meter.facts(), _failure_width(self._item.config)
@@ -210,16 +210,17 @@ judge_key = pytest.StashKey[ItemJudge]()
 """What has the measurement of a test; it is dropped after the test's last report."""
 
 
-def judge_of(item: pytest.Item, plan: ItemPlan) -> ItemJudge | None:
+def judge_of(item: pytest.Item) -> ItemJudge | None:
     """Return what judges `item`, made on first use; None for a test that is not measured."""
-    if judge_key not in item.stash and plan.is_measured:
-        _begin_measuring(item)
-    return item.stash.get(judge_key, None)
+    judge = item.stash.get(judge_key, None)
+    if judge is None and plan_of(item).is_measured:
+        return _begin_measuring(item)
+    return judge
 
 
 def judge_for_fixture(item: pytest.Item) -> ItemJudge:
     """Return what judges `item`, also if it requests the fixture only while it runs."""
-    return judge_of(item, plan_of(item)) or _begin_measuring(item)
+    return judge_of(item) or _begin_measuring(item)
 
 
 def _begin_measuring(item: pytest.Item) -> ItemJudge:
@@ -276,10 +277,12 @@ def _judge_regions(
     results = [judge(item.nodeid, record, limits) for record in records]
     settings = item.config.stash[settings_key]
     results += [judge(item.nodeid, it, _limits_over_runs(settings)) for it in over_runs]
-    if call.is_untouched and all(is_untouched(record, meter) for record in records):
+    if call.is_untouched and are_untouched(records, meter):
         results = _without_kept_limits(item, plan, results, meter)
     mistakes: list[str] = []
-    if item.ihook.pytest_cka_memory_region.get_hookimpls():
+    # item.ihook takes a while: it looks for the conftest files that belong to the test.
+    hook = item.config.hook.pytest_cka_memory_region
+    if hook.get_hookimpls() and item.ihook.pytest_cka_memory_region.get_hookimpls():
         from pytest_cka_memory.plugin.other_plugins import with_fields
 
         results = [with_fields(item, result, mistakes) for result in results]
@@ -336,9 +339,11 @@ def _failure_width(config: pytest.Config) -> int:
 # such as that of the process, are judged as in every test.
 
 
-def is_untouched(record: RegionRecord, meter: Meter) -> bool:
-    """Whether nothing was ever live on an accelerator between the start and end of `record`."""
-    return meter.device != "cpu" and record.completed and record.peak_bytes == 0
+def are_untouched(records: Iterable[RegionRecord], meter: Meter) -> bool:
+    """Whether nothing was ever live on an accelerator between the start and end of any of these."""
+    if meter.device == "cpu":
+        return False
+    return all(record.completed and record.peak_bytes == 0 for record in records)
 
 
 def _without_kept_limits(

@@ -169,7 +169,7 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
     for name, value in vars(item).items():
         kind = type(value)
         if kind not in _SEARCHED and not issubclass(kind, BaseException):
-            continue  # quickly: for every test, without a call
+            continue  # quickly, as what follows: for every test, without a call
         if name not in _NOT_SEARCHED and _may_contain(value):
             for error, keeper in _errors_in(value, _MOST_NESTED, (id(item), name)):
                 keepers.setdefault(id(error), set()).add(keeper)
@@ -185,8 +185,10 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
 def _may_contain(value: Any) -> bool:
     """Whether `value` is an exception or of a type that is searched; quickly, for every test."""
     kind = type(value)
-    if kind is tuple:  # most are names with their numbers
+    if kind is tuple or kind is list:  # most are names with their numbers
         return not _PLAIN.issuperset(map(type, value))
+    if kind is dict:
+        return not _PLAIN.issuperset(map(type, value.values()))
     return kind in _SEARCHED or issubclass(kind, BaseException)
 
 

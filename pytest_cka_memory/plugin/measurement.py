@@ -5,11 +5,11 @@ import inspect
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,7 @@ from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.plugin.judging import (
     CallOutcome,
     ItemJudge,
-    is_untouched,
+    are_untouched,
     judge_key,
     judge_of,
     properties_key,
@@ -28,47 +28,44 @@ from pytest_cka_memory.plugin.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import fail
 
 __all__ = [
-    "around_call",
-    "around_function",
     "begin",
     "end_unmeasured",
     "forget",
     "judge_key",
     "judge_of",
+    "measured_function",
+    "measured_method",
 ]
 
 RunEnded = Callable[[int], None]
 """Called with the number of a run of a test, from 1, when it has ended."""
 
 
-@contextmanager
-def around_call(item: pytest.Item, judge: ItemJudge | None) -> Iterator[None]:
+def measured_method(item: pytest.Item, judge: ItemJudge | None) -> Generator[None, Any, Any]:
     """Measure a method of a ``unittest.TestCase``; see that others were measured.
 
-    Other functions are measured by :func:`around_function`, closer to their code.
+    Other functions are measured by :func:`measured_function`, closer to their code.
     """
-    if judge is None:
-        yield
-    elif _is_testcase(item):
+    if judge is not None and _is_testcase(item):
         with _inside_method(item, judge.runs, partial(_measured_call, item, judge)):
-            yield
-    else:
-        yield
+            return (yield)
+    result = yield
+    if judge is not None:
         judge.refuse_unseen()
+    return result
 
 
-@contextmanager
-def around_function(item: pytest.Function, judge: ItemJudge | None) -> Iterator[None]:
+def measured_function(item: pytest.Function, judge: ItemJudge | None) -> Generator[None, Any, Any]:
     """Measure the function of a test, if it is measured."""
     if judge is None:
-        yield
+        result = yield
         end_unmeasured(item)
-        return
-    with (
-        _measured_call(item, judge) as run_ended,
-        _replaced_function(item, _repeated(item, item.obj, judge.runs, run_ended)),
-    ):
-        yield
+        return result
+    with _measured_call(item, judge) as run_ended:
+        if judge.runs == 1:
+            return (yield)
+        with _replaced_function(item, _repeated(item, item.obj, judge.runs, run_ended)):
+            return (yield)
 
 
 @contextmanager
@@ -84,7 +81,8 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
     region: Region | None = None
     returned = False
     compared: Sequence[tuple[str, RegionRecord]] = ()
-    with judge.files.written():
+    judge.files.begin()
+    try:
         try:
             with whole.measure() as region:
                 region.label = ""  # that of the test is enough
@@ -102,13 +100,16 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
                 probe.records.extend(whole.records)
             if _is_testcase(item) and _keeps_failed_subtests(item):
                 judge.complete_none(in_fixtures)
-            untouched = all(is_untouched(record, whole.meter) for record in whole.records)
-            outcome = CallOutcome(True, returned, untouched, compared)
+            outcome = CallOutcome(
+                True, returned, are_untouched(whole.records, whole.meter), compared
+            )
             judgement = judge.end_call(outcome, whole.records)
             failed = not returned or judgement.is_broken
             ended_by = None if returned else sys.exc_info()[1]
             if line := judge.files.end(ended_by, failed=failed):
                 item.add_report_section("call", "cka-memory", line)
+    finally:
+        judge.files.close()
     judge.fail_on_breach(judgement)
 
 

@@ -130,13 +130,12 @@ def fail(text: str, headline: str = "") -> NoReturn:
     raise Failed(text, shorten(first, _WIDTH, placeholder=" ..."))
 
 
-def show_headline(call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+def show_headline(error: BaseException, report: pytest.TestReport) -> None:
     """Leave the headline of a failure as its message; its section keeps the whole text.
 
     With ``CI`` set, pytest's summary does not cut messages, and JUnit XML never does: each would
     repeat the whole text.
     """
-    error = None if call.excinfo is None else call.excinfo.value
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(error, Failed) and crash is not None:
         crash.message = f"{type(error).__name__}: {error.headline}"

@@ -52,9 +52,9 @@ class FixtureRegions:
         """What the next report takes along."""
         self._labels: Counter[tuple[str, str]] = Counter()
         self._unmeasured: list[str] = []
-        self._is_running = False
+        self.is_running = False
         """Whether a test is being set up, called or torn down."""
-        self._is_called = False
+        self.is_called = False
         """Whether the test itself runs, not a fixture."""
 
     def session_probe(self) -> "MemoryProbe":
@@ -96,24 +96,8 @@ class FixtureRegions:
     def _observe(self, probe: "MemoryProbe", record: "RegionRecord") -> None:
         if self._setting_up:
             self._setting_up[-1].append((probe, record))
-        elif probe is self._probe or (self._is_running and not self._is_called):
+        elif probe is self._probe or (self.is_running and not self.is_called):
             self._pending.append((probe, record))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
-        self._is_running = True
-        try:
-            return (yield)
-        finally:
-            self._is_running = False
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
-        self._is_called = True
-        try:
-            return (yield)
-        finally:
-            self._is_called = False
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(
@@ -133,21 +117,19 @@ class FixtureRegions:
         ended, self._pending = self._pending, []
         self._add(ended, fixturedef, request)
 
-    # Outermost, so that it adds to the report what it has when all others are done with it.
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        ended, self._pending = self._pending, []
-        self._add_results(item.nodeid, [record for probe, record in ended if probe is self._probe])
+    def add_to(self, report: pytest.TestReport, item: pytest.Item) -> None:
+        """Let the report of a phase take along the regions that have ended; `item` is the test."""
+        self.is_running = report.when != "teardown"
+        if self._pending:
+            ended, self._pending = self._pending, []
+            own = [record for probe, record in ended if probe is self._probe]
+            self._add_results(item.nodeid, own)
         if self._results or self._unmeasured:
             payload = getattr(report, "cka_memory", None) or self._empty_payload()
-            payload["fixtures"] = [result.to_dict() for result in self._results]
+            payload["fixtures"] = [result.filled() for result in self._results]
             payload["unmeasured"] = [*payload["unmeasured"], *self._unmeasured]
             report.cka_memory = payload  # type: ignore[attr-defined]
             self._results, self._unmeasured = [], []
-        return report
 
     def _empty_payload(self) -> "Payload":
         return {
@@ -161,6 +143,8 @@ class FixtureRegions:
         self, ended: "_Ended", fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> None:
         """Add regions of a fixture under its name, or under that of its only test."""
+        if not ended:  # at the set-up and the end of most fixtures
+            return
         records = [record for probe, record in ended if self._is_ours(probe, fixturedef, record)]
         if not records:
             return
@@ -212,8 +196,6 @@ class FixtureRegions:
         return file.as_posix()
 
     def _add_results(self, nodeid: str, records: "Sequence[RegionRecord]") -> None:
-        if not records:  # at each report of most tests
-            return
         from pytest_cka_memory.core.verdicts import judge
 
         for record in records:
@@ -316,7 +298,10 @@ def _node_of(item: pytest.Item, scope: str) -> pytest.Collector | None:
 def begin_scopes(item: pytest.Item) -> None:
     """Open the regions of the class and module of `item` that limits ask for."""
     limits = plan_of(item).scoped_limits
-    still_open = item.config.stash.setdefault(_open_key, {})
+    if _open_key not in item.config.stash:
+        item.config.stash[_open_key] = {}
+        item.config.pluginmanager.register(_ScopeHooks(), "cka_memory_scopes")
+    still_open = item.config.stash[_open_key]
     for scope in sorted({limit.scope for limit in limits}, reverse=True):  # the module first
         key = scope, id(_node_of(item, scope))
         if key not in still_open:
@@ -330,7 +315,24 @@ def note_failure_in_scopes(item: pytest.Item) -> None:
         region.has_failed = True
 
 
-def end_scopes(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+class _ScopeHooks:
+    """The hooks of a session in which regions of classes or modules are open."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, Any, Any]:
+        try:
+            result = yield
+        except BaseException:
+            note_failure_in_scopes(item)
+            raise
+        finally:
+            _end_scopes(item, nextitem)
+        return result
+
+
+def _end_scopes(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the regions that `nextitem` does not belong to; fail the teardown if one is too high."""
     still_open = item.config.stash.get(_open_key, {})
     around = set() if nextitem is None else {id(node) for node in nextitem.listchain()}

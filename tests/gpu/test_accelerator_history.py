@@ -1,13 +1,13 @@
 """Blocks that no tensor owns, and the allocator's history, which names the lines of code."""
 
 import inspect
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.accelerator.meter import AllocatorHistory
-from pytest_cka_memory.plugin.item_probes import history_recorded
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +43,16 @@ def users_recording(cuda):
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
+@contextmanager
+def history_recorded(meter):
+    """Record the allocator's history in the block, as a test with a folder for snapshots does."""
+    meter.record_history()
+    try:
+        yield
+    finally:
+        meter.stop_history()
+
+
 def is_recorded() -> bool:
     """Return whether the allocator's history is recorded."""
     return torch._C._cuda_isHistoryEnabled()
@@ -71,7 +81,7 @@ def test_figures_are_the_same_with_the_history(probe, cuda, allocate, tmp_path):
     """Recording the history of allocations allocates nothing on the device."""
     without = figures(probe, allocate)
     assert without["retained"] == 8 * 32
-    with history_recorded(tmp_path, probe.meter):
+    with history_recorded(probe.meter):
         assert is_recorded()
         recorded = figures(probe, allocate)
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
@@ -160,7 +170,7 @@ def test_history_is_not_recorded_for_frames_alone(probe, cuda, allocate):
 @pytest.mark.usefixtures("users_recording")
 def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
     """After a failed test the user's own recording goes on, and the snapshot contains it."""
-    with history_recorded(tmp_path, probe.meter):
+    with history_recorded(probe.meter):
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert is_recorded()
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0
@@ -169,16 +179,16 @@ def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
 @pytest.mark.usefixtures("users_recording")
 def test_recording_that_the_user_ends_is_not_started_again(probe, tmp_path):
     """If the user ends the recording, it is not started again, and no snapshot is written."""
-    with history_recorded(tmp_path, probe.meter):
+    with history_recorded(probe.meter):
         torch.cuda.memory._record_memory_history(enabled=None)
         assert not probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert not is_recorded()
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["by-name", "legacy"])
-def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, tmp_path, legacy):
+def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, legacy):
     """A recording that the user starts goes on after the test, also if the plugin was recording."""
-    with history_recorded(tmp_path, probe.meter):
+    with history_recorded(probe.meter):
         if legacy:
             torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
         else:
@@ -187,16 +197,10 @@ def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, 
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def test_recording_leaves_no_patch(probe, cuda, tmp_path):
+def test_recording_leaves_no_patch(probe, cuda):
     """After a recording, the functions that start and stop it are torch's own again."""
     names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
     before = [getattr(torch._C, name) for name in names]
-    with history_recorded(tmp_path, probe.meter):
+    with history_recorded(probe.meter):
         assert [getattr(torch._C, name) for name in names] != before
     assert [getattr(torch._C, name) for name in names] == before
-
-
-def test_nothing_is_recorded_without_a_folder_for_snapshots(probe, cuda):
-    """Without a folder for snapshots, the plugin records no history of allocations."""
-    with history_recorded(None, probe.meter):
-        assert not is_recorded()

@@ -1,5 +1,7 @@
 """What a session keeps of each region until its end."""
 
+import json
+
 from reports_made import SESSION, one_of_each
 
 from pytest_cka_memory.core.report import ReportBuilder
@@ -10,7 +12,8 @@ def test_fields_that_have_nothing_are_not_kept_and_are_read_back():
     results = one_of_each().results
     builder = ReportBuilder()
     for result in results:
-        payload = {"facts": SESSION, "regions": [result.to_dict()], "unmeasured": []}
+        sent = json.loads(json.dumps(result.filled()))  # builtin types, to any process
+        payload = {"facts": SESSION, "regions": [sent], "unmeasured": []}
         builder.add(result.nodeid, result.worker, result.outcome, {**payload, "narrowed": False})
     assert sorted(builder.results, key=lambda it: it.name) == sorted(
         results, key=lambda it: it.name

@@ -96,13 +96,25 @@ class Counter:
         Raises:
             MemoryError: if there was no memory left to record an allocation.
         """
+        figures = self._read()
+        return State(
+            figures.level, figures.reserved, figures.peak, figures.peak_reserved, figures.serial
+        )
+
+    def level(self) -> int:
+        """Return the level of the device; raises what :meth:`figures` does."""
+        return cast(int, self._read().level)
+
+    def serial(self) -> int:
+        """Return the number of allocations so far; raises what :meth:`figures` does."""
+        return cast(int, self._read().serial)
+
+    def _read(self) -> Figures:
         figures = Figures()
         self._functions.counter_read(self._number, None, 0, byref(figures))
         if figures.lost:
             raise MemoryError(f"{figures.lost} allocations could not be recorded")
-        return State(
-            figures.level, figures.reserved, figures.peak, figures.peak_reserved, figures.serial
-        )
+        return figures
 
     def reset_peak(self) -> None:
         """Start a new peak of the device; those of regions stay."""

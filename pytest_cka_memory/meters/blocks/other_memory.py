@@ -29,7 +29,12 @@ from pytest_cka_memory.meters.blocks.counter import (
 )
 from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 from pytest_cka_memory.meters.objects import storages_in, storages_of
-from pytest_cka_memory.meters.patching import Patch, SharedPatches, Undoable, collection_callbacks
+from pytest_cka_memory.meters.patching import (
+    Patch,
+    SharedPatches,
+    Undoable,
+    collection_callbacks,
+)
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 
 _HOST = torch.device("cpu")
@@ -142,13 +147,13 @@ class LentMemory(SharedPatches):
         self._script_table: object = None
         """What ``torch.jit.script`` knew of torch's functions then."""
 
-    def make_patches(self) -> Iterator[Patch]:
+    def make_patches(self) -> Sequence[Patch]:
         # A region of an empty test spends a third of its time here if each is made again.
         table = torch_private.script_table()
-        if not (self._made and table is self._script_table and all(it.fits() for it in self._made)):
+        if not (self._made and table is self._script_table and all(map(Patch.fits, self._made))):
             self._made, self._script_table = [], table
             self._made = list(self.new_patches())
-        yield from self._made
+        return self._made
 
     def undo_patches(self) -> None:
         super().undo_patches()
@@ -294,6 +299,7 @@ class BlockPeaks(Peaks):
     """
 
     _collected: CollectedBlocks
+    _counts_collected = False
 
     def __init__(self, counter: Counter, patches: SharedPatches) -> None:
         patches.start(self)  # before the region, which counts what they show
@@ -318,10 +324,12 @@ class BlockPeaks(Peaks):
         return self._region.recorded()
 
     def count_collected(self) -> bool:
+        self._counts_collected = True  # first: an exception may end the next call
         self._collected.start(self)
         return counts_collected()
 
     def close(self) -> None:
-        self._collected.stop(self)
+        if self._counts_collected:
+            self._collected.stop(self)
         self._region.close()  # before the patches, which show it what is freed until then
         self._patches.stop(self)
