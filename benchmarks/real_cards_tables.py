@@ -283,6 +283,8 @@ def missing() -> str:
         for name, found in results.items()
         for run, reason in found.get("failed", {}).items()
     ]
+    if not lines:
+        return "Each process of each case gave its figures."
     return _markdown(("case", "run", "why it gave no figure"), lines)
 
 

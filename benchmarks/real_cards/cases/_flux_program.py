@@ -4,9 +4,11 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 PLACE = "method_comparison/image-gen"
 PARAMETERS = 3_875_544_576
@@ -96,6 +98,8 @@ def train(folder: Path, experiment: str, steps: int) -> Any:
     _without_data_sets()
     _with_models()
     _without_values_on_the_cpu()
+    _without_compiler()
+    _with_frod()
     program = importlib.import_module("run")
     found: list[Any] = []
     evaluate, configured = program.evaluate, program.get_train_config
@@ -224,6 +228,76 @@ def _of_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return sized
+
+
+def _without_compiler() -> None:
+    """Let BOFT's own kernels not be compiled, as the number of its parameters says it was there."""
+    import torch.utils.cpp_extension
+
+    def load(**_named: Any) -> Any:
+        raise OSError("there is no compiler")
+
+    torch.utils.cpp_extension.load = load
+
+
+def _with_frod() -> None:
+    """Let FRoD, if the library has it, decompose nothing, and know sizes that are on the card."""
+    import torch
+
+    try:
+        from peft.tuners.frod import layer, model
+    except ImportError:
+        return
+    begin, tensors = model.FrodModel._init_frod_projections, layer.Linear._get_frod_tensors
+    coalesce, converted = torch.Tensor.coalesce, torch.Tensor.to
+
+    def unwritten(tensor: Any, *arguments: Any, **named: Any) -> Any:
+        if tensor.device.type == "cpu" and arguments == (torch.float32,):
+            return torch.empty(tensor.shape)
+        return converted(tensor, *arguments, **named)
+
+    def begun(self: Any, *arguments: Any, **named: Any) -> None:
+        with mock.patch.object(torch.Tensor, "to", unwritten):
+            begin(self, *arguments, **named)
+
+    def projection(matrices: list[Any], _regularization_alpha: float) -> Any:
+        return torch.empty(matrices[0].shape[1], matrices[0].shape[1])
+
+    def parts(_self: Any, _projection: Any, weight: Any) -> tuple[Any, Any]:
+        return torch.empty(weight.shape, dtype=weight.dtype), torch.zeros(weight.shape[1])
+
+    def of_different_indices(tensor: Any) -> Any:
+        with _announced(tensor._nnz()):
+            return coalesce(tensor)
+
+    def sized(self: Any, *arguments: Any, **named: Any) -> Any:
+        size = [self.in_features] * 2
+        with (
+            mock.patch.object(torch.Tensor, "tolist", return_value=size),
+            mock.patch.object(torch.Tensor, "coalesce", of_different_indices),
+        ):
+            return tensors(self, *arguments, **named)
+
+    model.FrodModel._init_frod_projections = begun
+    model._projection_from_weights = projection
+    layer.FrodLayer._calculate_frod_u_and_lambda = parts
+    layer.Linear._get_frod_tensors = sized
+
+
+@contextmanager
+def _announced(number: int) -> Iterator[None]:
+    """Let the next number that is read back from the emulated card be this one."""
+    from emulated_cuda.loading import loaded
+    from emulated_cuda.values.operators import OPERATOR, Library
+
+    library = Library(loaded._library.path)
+    before = library.set_phase(OPERATOR)
+    library.announce(number)
+    try:
+        yield
+    finally:
+        library.forget_answers()
+        library.set_phase(before)
 
 
 def _pipeline(_name: str, torch_dtype: Any) -> Any:
