@@ -84,6 +84,23 @@ def schema_of(operator: Any) -> Any:
     return operator._schema
 
 
+def schema_by_name(name: str) -> Any:
+    """Return the schema of the operator with a name such as ``aten::add.Tensor``; None if none has.
+
+    In torch versions with the function for it, this makes no object of the operator, which takes
+    ten times as long.
+    """
+    find = getattr(torch._C, "_get_schema", None)
+    if find is None:
+        operator = operator_of(name)
+        return None if operator is None else schema_of(operator)
+    base, _, overload = name.partition(".")
+    try:
+        return find(base, overload)
+    except RuntimeError:
+        return None
+
+
 def excluded_keys(names: Iterable[str]) -> Any:
     """Return a set of dispatch keys for :func:`without_keys`."""
     key_set = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
@@ -116,16 +133,17 @@ conjugated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_conj", tor
 negated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_neg_view", torch.neg)
 
 
-def never_compiled(kernel: Callable[..., Any]) -> None:
-    """Keep ``torch.compile`` from compiling a kernel and what it calls.
+def never_compiled(kernels: Iterable[Callable[..., Any]]) -> None:
+    """Keep ``torch.compile`` from compiling kernels and what they call.
 
     After a graph break, torch calls kernels in Python while Dynamo compiles every new frame.
     """
     frames = getattr(torch._C._dynamo, "eval_frame", None)
     names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
     set_strategy, strategy, action = (getattr(frames, name, None) for name in names)
-    code = getattr(kernel, "__code__", None)
-    if set_strategy and strategy and action and code:
+    if not (set_strategy and strategy and action):
+        return
+    for code in {getattr(kernel, "__code__", None) for kernel in kernels} - {None}:
         set_strategy(code, strategy(action.SKIP, action.SKIP))
 
 

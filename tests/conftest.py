@@ -43,21 +43,33 @@ def imports_excluded_from_collection() -> None:
     test creates are collected as usual. While objects are frozen, the CPU meter takes tensors that
     it sees for the first time for old ones; tests of the meters use `imports_excluded_from_search`.
     """
-    global _has_frozen
-    gc.collect()  # fast after the first time: what is hidden stays so until a test does not ask
-    gc.freeze()
-    _has_frozen = True
+    _freeze()
 
 
 _has_frozen = False
 """Whether `imports_excluded_from_collection` has hidden objects that are hidden still."""
+_frozen_modules = 0
+"""How many modules were imported when objects were hidden last."""
+_MANY_MODULES = 100
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Show everything to the collector again before a test that does not exclude the imports."""
+    """Show everything to the collector again before a test that does not exclude the imports.
+
+    Before another one, hide what a test has imported since, such as the compiler of torch.
+    """
     if "imports_excluded_from_collection" not in getattr(item, "fixturenames", ()):
         _unfreeze()
+    elif _has_frozen and len(sys.modules) > _frozen_modules + _MANY_MODULES:
+        _freeze()
+
+
+def _freeze() -> None:
+    global _has_frozen, _frozen_modules
+    gc.collect()  # fast after the first time: what is hidden stays so until a test does not ask
+    gc.freeze()
+    _has_frozen, _frozen_modules = True, len(sys.modules)
 
 
 def pytest_sessionfinish() -> None:

@@ -148,9 +148,9 @@ def test_breach_fails_the_gate_and_is_annotated(gate, python):
     ],
     ids=str,
 )
-def test_inputs_are_passed_to_pytest_unchanged(gate, tmp_path, given, status, message):
+def test_inputs_are_passed_to_pytest_unchanged(gate, tmp_path, python, given, status, message):
     """Inputs are split at line ends only, and are never run as code."""
-    statuses, _, output, _ = gate(8, **given)
+    statuses, _, output, _ = gate(8, python=python, **given)
     assert statuses["Measure"] == status, output
     assert message in output
     assert not (tmp_path / "project" / "hacked").exists()
@@ -168,20 +168,24 @@ def test_unknown_device_fails_the_gate(gate, python):
     [(2**19, "", 0), (2**19 + 2**15, "", 1), (2**19 + 2**15, "10%", 0)],
     ids=["same", "six-per-cent", "tolerated"],
 )
-def test_increase_above_the_base_branch_fails_the_gate(gate, tmp_path, size, tolerance, status):
+def test_increase_above_the_base_branch_fails_the_gate(
+    gate, tmp_path, python, size, tolerance, status
+):
     """If memory grew over the base branch, the gate fails and the summary has the differences."""
-    _, outputs, _, _ = gate(2**19)
+    _, outputs, _, _ = gate(2**19, python=python)
     old = tmp_path / "old.json"
     Path(outputs["json"]).rename(old)
-    statuses, _, output, summary = gate(size, compare_with=str(old), tolerance=tolerance)
+    statuses, _, output, summary = gate(
+        size, compare_with=str(old), tolerance=tolerance, python=python
+    )
     assert statuses["Measure"] == 0, output
     assert statuses["Compare with the base branch"] == status, output
     assert ("test_it" in summary.rpartition("### ")[2]) or status == 0
 
 
-def test_missing_base_report_fails_the_gate(gate):
+def test_missing_base_report_fails_the_gate(gate, python):
     """Without a report of the base branch, the exit status is 2 and the missing file is named."""
-    statuses, _, output, _ = gate(8, compare_with="none.json")
+    statuses, _, output, _ = gate(8, compare_with="none.json", python=python)
     assert statuses["Compare with the base branch"] == 2
     assert "none.json" in output
 

@@ -13,6 +13,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 static std::vector<std::pair<void**, void*>> replaced;  // where, and what was there before
@@ -35,11 +36,19 @@ static bool is_left_alone(const char* path) {
   return false;
 }
 
-static void* own_function(const char* name) {
+static void* find_own_function(const char* name) {
   void* found = dlsym(self, name);
   Dl_info of_found, of_self;
-  if (!found || !dladdr(found, &of_found) || !dladdr((void*)&own_function, &of_self)) return nullptr;
+  if (!found || !dladdr(found, &of_found) || !dladdr((void*)&find_own_function, &of_self)) return nullptr;
   return of_found.dli_fbase == of_self.dli_fbase ? found : nullptr;
+}
+
+// Torch's libraries refer to the same functions, and dladdr searches all symbols of a library.
+static void* own_function(const char* name) {
+  static std::unordered_map<std::string, void*> known;
+  auto [entry, is_new] = known.try_emplace(name);
+  if (is_new) entry->second = find_own_function(name);
+  return entry->second;
 }
 
 static void* own_library() {
@@ -73,7 +82,7 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
   const ElfW(Sym)* symbols = nullptr;
   const char* names = nullptr;
   const ElfW(Rela)* tables[2] = {};
-  size_t sizes[2] = {};
+  size_t sizes[2] = {}, unnamed = 0;  // torch has a million entries without a symbol, which come first
   for (; dynamic->d_tag; ++dynamic) {
     auto address = dynamic->d_un.d_ptr;
     if (dynamic->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym)*)address;
@@ -82,16 +91,18 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
     if (dynamic->d_tag == DT_PLTRELSZ) sizes[0] = dynamic->d_un.d_val;
     if (dynamic->d_tag == DT_RELA) tables[1] = (const ElfW(Rela)*)address;
     if (dynamic->d_tag == DT_RELASZ) sizes[1] = dynamic->d_un.d_val;
+    if (dynamic->d_tag == DT_RELACOUNT) unnamed = dynamic->d_un.d_val;
   }
   for (int table = 0; table < 2; ++table)
-    for (size_t i = 0; tables[table] && i < sizes[table] / sizeof(ElfW(Rela)); ++i) {
+    for (size_t i = table ? unnamed : 0; tables[table] && i < sizes[table] / sizeof(ElfW(Rela)); ++i) {
       const ElfW(Rela)& relocation = tables[table][i];
       auto type = ELF64_R_TYPE(relocation.r_info);
       if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
       const ElfW(Sym)& symbol = symbols[ELF64_R_SYM(relocation.r_info)];
+      if (symbol.st_shndx) continue;  // before its name is read, because most have none here to replace
       const char* name = names + symbol.st_name;
       bool opens = !strcmp(name, "dlopen");
-      if (symbol.st_shndx || !(opens || is_of_cuda(name))) continue;
+      if (!opens && !is_of_cuda(name)) continue;
       void* ours = opens ? (void*)&open_library : own_function(name);
       auto entry = (void**)(library->dlpi_addr + relocation.r_offset);
       if (!ours || *entry == ours) continue;

@@ -129,16 +129,16 @@ def on_the_cpu() -> Iterator[None]:
         yield
 
 
-def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -> Kernel:
-    """Return a kernel that runs `original` and then writes what `compute` returns.
+def compute_after(name: str, parts: Callable[[], tuple[Any, Kernel, Kernel]]) -> Kernel:
+    """Return a kernel that runs torch's CUDA kernel and then writes what the CPU computes.
 
     Args:
         name: of the operator, for errors.
-        operator: the operator of torch.
-        original: torch's CUDA kernel.
-        compute: gets the operator's arguments with CPU aliases of its tensors.
+        parts: returns the operator of torch, its CUDA kernel, and what computes it. That gets the
+            operator's arguments with CPU aliases of its tensors. Called when the operator first
+            runs, because a program uses few of more than a thousand.
     """
-    return _Computation(name, operator, original, compute).kernel
+    return _Computation(name, parts).kernel
 
 
 _NOT_RUN = object()
@@ -151,23 +151,38 @@ _WRITTEN: Any = object()
 class _Computation:
     """A CUDA operator, and what computes its values after it."""
 
-    def __init__(self, name: str, operator: Any, original: Kernel, compute: Kernel) -> None:
+    _original: Kernel
+    _compute: Kernel
+    _outs: list[str]
+    _fills: bool
+    _checks: bool
+    _is_random: bool
+    _gives_tensors: bool
+    _skipped: Any
+
+    def __init__(self, name: str, parts: Callable[[], tuple[Any, Kernel, Kernel]]) -> None:
         self._name = name
-        self._original = original
-        self._compute = compute
-        self._schema = torch_private.schema_of(operator)
+        self._parts = parts
+        self._schema: Any = None
+
+    def _prepare(self) -> None:
+        operator, self._original, self._compute = self._parts()
         self._outs = names_of_outs(operator)
-        base = name.partition("::")[2].partition(".")[0]
+        base = self._name.partition("::")[2].partition(".")[0]
         self._fills = base in _FILLING
         self._checks = base in _CHECKING
         self._is_random = randomness.is_random(operator)
-        self._gives_tensors = self._schema.is_mutable or any(
-            "Tensor" in str(returned.type) for returned in self._schema.returns
+        schema = torch_private.schema_of(operator)
+        self._gives_tensors = schema.is_mutable or any(
+            "Tensor" in str(returned.type) for returned in schema.returns
         )
         self._skipped = _skipped()
+        self._schema = schema  # last, because another thread may call the same operator
 
     def kernel(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the CUDA operator, then compute its results on the CPU into the same memory."""
+        if self._schema is None:
+            self._prepare()
         if thread.arguments is not None:
             return self._original(keyset, *args, **kwargs)
         if graphs.is_capturing():

@@ -117,7 +117,7 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
     schema = torch_private.schema_of(operator)
     is_functional = not schema.is_mutable
     outs = names_of_outs(operator)
-    usual = compute_after(name, operator, original, operator)
+    usual = compute_after(name, lambda: (operator, original, operator))
     compute = _functional_form(name, operator) if outs else operator
     needs_mask = name in _ONLY_WITH_MASKS
 

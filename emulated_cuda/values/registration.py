@@ -7,6 +7,7 @@ A kernel is found by the dispatcher after autograd, autocast, the user's modes, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,31 +129,45 @@ def register_all() -> None:
     with torch_private.unreported_overrides():
         for key, name, kernel in kernels:
             if kernel is not None:
-                torch_private.never_compiled(kernel)
                 namespace, _, rest = name.partition("::")
                 torch_private.put_before(_library(namespace), rest, kernel, key)
+    torch_private.never_compiled(kernel for _, _, kernel in kernels if kernel is not None)
 
 
 def _other_kernel(key: str, name: str) -> Kernel | None:
     """Return the kernel for sparse, quantized or nested tensors."""
     if name.startswith("quantized::"):
         return special.quantized_kernel(name)
-    operator = torch_private.operator_of(name)
-    if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
+    if name.partition("::")[0] in _OTHER_PACKAGES or not _has_own_results(name):
         return None
     base = name.partition("::")[2].partition(".")[0]
     if base in _PARTS[key] or name in _LEFT_ALONE:
         return None
-    original = accepting_numbers(operator, torch.library.get_kernel(name, key).call_boxed)
+    cuda_kernel = torch.library.get_kernel(name, getattr(torch.DispatchKey, key)).call_boxed
     if key in special.SPARSE_KEYS:
-        return special.sparse_kernel(name, operator, original)
+        return special.sparse_kernel(name, cuda_kernel)
     if name == "aten::copy_":
-        return accepting_numbers(operator, reading.copying(original))
-    return compute_after(name, operator, original, _compute_of(name, operator))
+        operator = torch_private.operator_of(name)
+        return accepting_numbers(
+            operator, reading.copying(accepting_numbers(operator, cuda_kernel))
+        )
+    return compute_after(name, partial(_parts, name, cuda_kernel))
+
+
+def _parts(name: str, cuda_kernel: Kernel) -> tuple[Any, Kernel, Kernel]:
+    """Return an operator, its CUDA kernel, and its equivalent or else the CPU's kernel."""
+    operator = torch_private.operator_of(name)
+    return operator, accepting_numbers(operator, cuda_kernel), _compute_of(name, operator)
+
+
+def _parts_with_out(name: str, cuda_kernel: Kernel) -> tuple[Any, Kernel, Kernel]:
+    """Return the same for an operator with ``out`` that has the equivalent of one without."""
+    operator = torch_private.operator_of(name)
+    compute = by_name(operator, EQUIVALENTS[_functional_name(name)].function)
+    return operator, accepting_numbers(operator, cuda_kernel), into_out(operator, compute)
 
 
 def _compute_of(name: str, operator: Any) -> Kernel:
-    """Return what computes an operator: its equivalent if it has one, or else the CPU's kernel."""
     if name in EQUIVALENTS:
         return by_name(operator, EQUIVALENTS[name].function)
     if name.removeprefix("aten::") in special.ROUNDED_DOWN:
@@ -168,25 +183,25 @@ def _library(namespace: str) -> torch.library.Library:
 
 def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     """Return the kernel to put before torch's; None to leave that in place."""
-    operator = torch_private.operator_of(name)
     left_alone = name in _LEFT_ALONE | _COMPOSITES or name.partition("::")[0] in _OTHER_PACKAGES
-    if operator is None or left_alone or _returns_views(operator):
+    if left_alone or not _has_own_results(name):
         return None
-    cuda_kernel = torch.library.get_kernel(name, _KEY)
-    if _is_in_python(name, cuda_kernel):
+    kernel = torch.library.get_kernel(name, torch.DispatchKey.CUDA)
+    if _is_in_python(name, kernel):
         return None
-    original = accepting_numbers(operator, cuda_kernel.call_boxed)
+    cuda_kernel: Kernel = kernel.call_boxed
     if name in _SUBSTITUTES:
-        original = _SUBSTITUTES[name](original)
+        cuda_kernel = _SUBSTITUTES[name](cuda_kernel)
     if name in _OWN_KERNELS:
-        return _OWN_KERNELS[name](name, operator, original)
-    functional = _functional_name(name)
-    if name not in EQUIVALENTS and functional in EQUIVALENTS:
-        compute = into_out(operator, by_name(operator, EQUIVALENTS[functional].function))
-        return compute_after(name, operator, original, compute)
+        operator = torch_private.operator_of(name)
+        return _OWN_KERNELS[name](name, operator, accepting_numbers(operator, cuda_kernel))
+    if name not in EQUIVALENTS and _functional_name(name) in EQUIVALENTS:
+        return compute_after(name, partial(_parts_with_out, name, cuda_kernel))
     if name not in EQUIVALENTS and not has_cpu_kernel:
+        operator = torch_private.operator_of(name)
+        original = accepting_numbers(operator, cuda_kernel)
         return not_computed(name, operator, original, "the CPU has no such operator")
-    return compute_after(name, operator, original, _compute_of(name, operator))
+    return compute_after(name, partial(_parts, name, cuda_kernel))
 
 
 def _is_in_python(name: str, kernel: Any) -> bool:
@@ -201,9 +216,10 @@ def _functional_name(name: str) -> str:
     return f"{base}.{overload}" if overload else base
 
 
-def _returns_views(operator: Any) -> bool:
-    """Whether an operator returns views of its arguments, which share their memory."""
-    return any(
+def _has_own_results(name: str) -> bool:
+    """Whether torch has the operator, and it returns no views, which share an argument's memory."""
+    schema = torch_private.schema_by_name(name)
+    return schema is not None and not any(
         result.alias_info is not None and not result.alias_info.is_write
-        for result in torch_private.schema_of(operator).returns
+        for result in schema.returns
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -75,8 +76,21 @@ def quantized_kernel(name: str) -> Kernel | None:
 SPARSE_KEYS = ("SparseCUDA", "SparseCsrCUDA")
 
 
-def sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
-    """Return a kernel that computes an operator with sparse arguments."""
+def sparse_kernel(name: str, cuda_kernel: Kernel) -> Kernel:
+    """Return a kernel that computes an operator with sparse arguments after torch's own kernel.
+
+    It is made when the operator first runs, because a program uses few of them.
+    """
+
+    @cache
+    def made() -> Kernel:
+        operator = torch_private.operator_of(name)
+        return _sparse_kernel(name, operator, accepting_numbers(operator, cuda_kernel))
+
+    return lambda *args, **kwargs: made()(*args, **kwargs)
+
+
+def _sparse_kernel(name: str, operator: Any, original: Kernel) -> Kernel:
     schema = torch_private.schema_of(operator)
     written = [
         argument.name

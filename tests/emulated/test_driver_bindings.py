@@ -129,7 +129,7 @@ print(torch.ones(3, device="cuda").sum().item())
 
 def test_pools_that_a_program_creates(python):
     """A pool has attributes, a limit and memory of its own, which is free when it has ended."""
-    run = python("-c", BEGIN + POOLS)
+    run = python("-c", BEGIN + POOLS, forked=True)
     assert run.stdout.splitlines() == [
         "0",
         "9",
@@ -145,7 +145,7 @@ def test_pools_that_a_program_creates(python):
 
 def test_attributes_of_pointers(python):
     """The driver knows where an allocation begins, how large it is, and whose it is."""
-    run = python("-c", BEGIN + POINTERS)
+    run = python("-c", BEGIN + POINTERS, forked=True)
     assert run.stdout.splitlines() == [
         "True 4096",
         "True True",
@@ -159,7 +159,7 @@ def test_attributes_of_pointers(python):
 
 def test_fills_write_their_rows_and_nothing_else(python):
     """Fills of two and three dimensions leave what is between rows, and stay in an allocation."""
-    run = python("-c", BEGIN + FILLS)
+    run = python("-c", BEGIN + FILLS, forked=True)
     wrong, right = "CUDA_ERROR_INVALID_VALUE", "CUDA_SUCCESS"
     assert run.stdout.splitlines() == [
         "512",

@@ -43,7 +43,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
     In a new interpreter, or in a process that has imported torch already (``forked=True``).
     """
 
-    def run(tests: str | Path, *options: str, forked: bool = False, **how: Any) -> Session:
+    def run(tests: str | Path, *options: str, forked: bool = False) -> Session:
         folder = tmp_path_factory.mktemp("faulty")
         if isinstance(tests, str):
             (folder / "test_it.py").write_text(tests, encoding="utf-8")
@@ -60,7 +60,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
         else:
             done = subprocess.run(
                 [sys.executable, "-m", *words],
-                cwd=folder, env=environment, capture_output=True, text=True, check=False, **how,
+                cwd=folder, env=environment, capture_output=True, text=True, check=False,
             )  # fmt: skip
         text = done.stdout + done.stderr
         file = folder / "r.json"

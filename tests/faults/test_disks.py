@@ -1,9 +1,7 @@
 """A full disk or an unwritable folder is reported and does not change outcomes of tests."""
 
 import json
-import resource
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,16 +71,16 @@ def test_unwritable_folder_is_refused_before_any_test_runs(faulty, option):
     assert "Traceback" not in run.text
 
 
-def test_report_that_does_not_fit_leaves_the_old_report_unchanged(faulty, tmp_path, monkeypatch):
+def test_report_that_does_not_fit_leaves_the_old_report_unchanged(faulty, tmp_path):
     """A report that cannot be written in full leaves the old one as
     it was, and no temporary file.
     """
     old = tmp_path / "r.json"
     old.write_text("old")
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    # Python would keep the first 1000 bytes of each module that it compiles there.
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    run = faulty(TESTS, f"--cka-memory-json={old}", "-k", "clean", "-s", preexec_fn=limit)
+    # What is printed is a file here, too, and a small one beside the report of so many tests.
+    many = TESTS.replace("range(3)", "range(100)")
+    tests = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (30_000, -1))\n{many}"
+    run = faulty(tests, f"--cka-memory-json={old}", "-k", "clean", "-s", forked=True)
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert f"FAILED: cannot write {old}: File too large" in run.text
     assert old.read_text() == "old"

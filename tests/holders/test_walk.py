@@ -41,6 +41,10 @@ class Other:
         self.value = value
 
 
+class Alone:
+    """The same, without functions: these would lead a walk to this module, and so to all."""
+
+
 def everything_from(walk: Walk, start: list[Any]) -> list[list[Any]]:
     """Return the objects that were met at each distance from those of `start`."""
     walk.enter(start)
@@ -105,7 +109,7 @@ def test_parents_are_the_first_that_reference_an_object(walk: Walk) -> None:
 
 def test_tracked_objects_that_were_not_met_are_unmet(walk: Walk) -> None:
     """What a walk has not met is found among all objects of the collector."""
-    met, unmet = [Other(1)], [Other(2), 1]
+    met, unmet = [Alone()], [Alone(), 1]
     everything_from(walk, [met])
     found = {*map(id, walk.unmet())}
     assert {id(unmet), id(unmet[0])} <= found
@@ -114,7 +118,7 @@ def test_tracked_objects_that_were_not_met_are_unmet(walk: Walk) -> None:
 
 def test_neither_the_walk_nor_what_it_returns_is_unmet(walk: Walk) -> None:
     """They reference what was met, and what is unmet, but only for the search."""
-    met, unmet = [Other(1)], [Other(2)]
+    met, unmet = [Alone()], [Alone()]
     everything_from(walk, [met])
     found = walk.unmet()
     assert not {id(walk), id(found)} & {*map(id, found)}

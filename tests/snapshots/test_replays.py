@@ -101,6 +101,7 @@ def test_difference_is_counted(tmp_path):
     assert (found.first_recorded_bytes, found.first_replayed_bytes) == (34 * MB, 30 * MB)
 
 
+@pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("has_cause", [False, True])
 def test_replay_that_differs_says_why(tmp_path, capsys, has_cause):
     """Another allocator is named; without a known cause there is no line."""
@@ -202,6 +203,7 @@ def test_file_without_events_cannot_be_replayed(tmp_path, capsys):
     assert "it has no events; record them with" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_replays")
 def test_beginning_that_no_card_has_is_refused(tmp_path, capsys):
     """A small segment of an exabyte would take for ever to fill: the error is one line."""
     base = made.BASE
