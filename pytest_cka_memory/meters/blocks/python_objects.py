@@ -124,7 +124,7 @@ class CompiledRelease:
     """Follows what is freed with garbage.
 
     Args:
-        garbage: objects that are to be taken for freed.
+        garbage: objects that count as freed.
         bases: types; objects of these and of derived types are special: they reference others in
             C++, and the caller follows them unless it is learned how to.
         like: a type; those that the collector traverses by the same function are treated so, too.
