@@ -160,7 +160,13 @@ class CompiledRelease:
         return bool(self._library.release_is_freed(self._handle, ident))
 
     def is_unused(self, ident: int, in_cpp: int, of_cpp: int) -> bool:
-        """Whether an object has lost all references, of which these are in C++, and C++'s."""
+        """Whether an object has lost all of its references.
+
+        Args:
+            ident: identity of the object.
+            in_cpp: how many references there are in C++.
+            of_cpp: how many of those in Python C++ holds as long as there are any in C++.
+        """
         return bool(self._library.release_is_unused(self._handle, ident, in_cpp, of_cpp))
 
     def depth(self, ident: int) -> int:
