@@ -106,7 +106,7 @@ class StoredFeatures:
         return {label: outputs[index["rows"][label]] for label in self.layers}
 
     def padded(self, number: int) -> list[str]:
-        """Return the layers of which a batch has tokens that are padding, with their mean there.
+        """Return the layers for which a batch stores padding tokens; they have the batch's mean.
 
         Args:
             number: of the batch, from 0.

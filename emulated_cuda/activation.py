@@ -15,7 +15,7 @@ from emulated_cuda import imports, torch_versions, triton_private
 from emulated_cuda.errors import WITHOUT_VALUES, DeviceError
 
 _ON = ("1", "true", "on", "yes", "y")
-"""What Triton takes for a switch that is on, in lower case."""
+"""The values, in lower case, with which Triton regards a switch as on."""
 _is_on = False
 _reason: str | None = None
 """What torch lacks, if values were to be computed and are not."""

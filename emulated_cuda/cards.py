@@ -211,7 +211,7 @@ PUBLISHED_OUTSIDE_RESERVE = (
     Published("A100 80GB", (8, 0), 1.43, _issue("wbfwonderful/Vad-R1", 11), ranks=4, year=2026),
     Published("V100 32GB", (7, 0), 1.62, _issue("rwth-i6/returnn", 1469), ranks=16, year=2023),
 )
-"""Messages of which the card is known, from threads of public repositories; and our own figure."""
+"""Messages whose card is known, from threads of public repositories; and our own figure."""
 
 
 def outside_reserve_of(card: Card, *, with_nccl: bool = False) -> tuple[int, int]:

@@ -199,7 +199,7 @@ def matches_glob(name: str, pattern: str) -> bool:
 
     Args:
         name: qualified name of a module.
-        pattern: the glob, of which each level may also have ``?`` and ``[...]``.
+        pattern: the glob; each of its levels may also have ``?`` and ``[...]``.
     """
     return _levels_match(name.split("."), pattern.split("."))
 

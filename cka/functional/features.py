@@ -115,8 +115,8 @@ def cka_from_features(
         A 0-d float64 tensor, or (L1, L2) if ``x`` or ``y`` is a sequence. CKA is NaN if the
         features of one side do not vary; a CKAWarning says so. Gradients are propagated.
 
-    ``"sampled_neurons"`` estimates CKA of populations of neurons of which the features are random
-    samples, such as recorded cells, or the units of a layer that could be wider (Chun et al. 2025,
+    ``"sampled_neurons"`` estimates CKA of populations of neurons. The features are random samples
+    of them, such as recorded cells, or the units of a layer that could be wider (Chun et al. 2025,
     "Estimating Neural Representation Alignment from Sparsely Sampled Inputs and Features", arXiv
     2502.15104). With p features, pairs of a feature and itself make HSIC of a side with itself too
     high, and CKA too low: by a factor of two if p is the dimension of the representation. They are

@@ -185,7 +185,7 @@ struct Resource {
   unsigned char rest[32];
 };
 constexpr int kMultiprocessors = 1;
-// What a partition has at least, and a multiple of which it has: CUDA's documentation of
+// The fewest multiprocessors of a partition, and the number of which they are a multiple: the documentation of
 // cuDevSmResourceSplitByCount gives both by compute capability.
 static unsigned smallest_part() { return settings.major >= 9 ? 8 : settings.major == 8 ? 4 : 2; }
 static unsigned step_of_parts() { return settings.major >= 9 ? 8 : 2; }

@@ -124,8 +124,8 @@ static uintptr_t wanted_addresses(const Window& window, size_t size) {
   return ++refused_positions, 0;
 }
 
-// Addresses behind those handed out last, else from the window's start; 0 if there are none. torch's
-// allocator takes the block at the lowest address among equals: new segments are its last choice.
+// Finds addresses after those handed out last, or else from the window's start; 0 if there are none. torch's
+// allocator prefers the lowest address among equal blocks, so it uses those of older segments first.
 uintptr_t find_addresses(int device, size_t size) {
   Window& window = windows[device];
   if (!window.start && !open_window(window)) return 0;

@@ -106,7 +106,7 @@ MOST_ITERATIONS = 2**18
 
 @control("scf.for")
 def loop_over_range(op: Operation) -> Compute:
-    """For each number of a range; the values of the last iteration are the results."""
+    """Run the region for each number of a range; the results are the last iteration's values."""
     assert op.iteration is not None
     counter, names = op.iteration.counter, op.iteration.names
     (code,) = prepare(op.regions[0], [counter, *names])
@@ -145,7 +145,7 @@ def loop_over_range(op: Operation) -> Compute:
 
 @control("scf.if")
 def branch(op: Operation) -> Compute:
-    """One of two regions, or nothing in place of the second."""
+    """Run the first region if the condition is true, otherwise the second, if there is one."""
     codes = [prepare(region)[0] for region in op.regions]
 
     def compute(programs: Programs, values: Environment) -> list[Any]:
@@ -180,7 +180,7 @@ def branch(op: Operation) -> Compute:
 
 @control("scf.while")
 def loop_while(op: Operation) -> Compute:
-    """The first region says whether to go on and with what, the second is the body."""
+    """Run the second region, the body, while the first one says so; it also passes values on."""
     assert op.iteration is not None
     names = op.iteration.names
     (before,) = prepare(op.regions[0], names)
@@ -220,7 +220,7 @@ def loop_while(op: Operation) -> Compute:
 
 @operation("tt.call")
 def call(op: Operation) -> Compute:
-    """A function that Triton has not inlined."""
+    """Call a function that Triton has not inlined."""
     name = re.match(r'@("[^"]*"|[\w$.-]+)', op.text)
     if name is None:
         raise NotComputed(f"the call {op.text}")

@@ -141,7 +141,8 @@ class Descriptor:
         """Return the address of each element of a block, and whether it is inside the tensor.
 
         Args:
-            positions: for each dimension (programs or 1, ...), which broadcast to the block.
+            positions: one tensor for each dimension, of shape (programs or 1, ...); together they
+                broadcast to the block.
         """
         dims = positions[0].dim()
         view = [-1, *[1] * (dims - 1)]

@@ -190,7 +190,7 @@ def shifted_right(value: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """Shift right, filling with zeros; a shift by the whole size or more gives 0."""
     if value.dtype is not torch.int64:
         return (unsigned(value) >> unsigned(by).clamp(0, 63)).to(value.dtype)
-    # torch shifts int64 with its sign, and a shift by 64 is not defined: both are masked.
+    # torch fills in the sign bit, which is masked; its shift by 64 or more is undefined.
     fits = (by >= 0) & (by < 64)
     count = torch.where(fits, by, 63)
     kept = torch.where(count == 0, -1, (1 << (64 - count).clamp(max=63)) - 1)
@@ -339,7 +339,7 @@ elementwise(
         "arith.remsi": lambda a, b: torch.fmod(a, _not_zero(b)),
         "arith.divui": lambda a, b: _unsigned_division(a, b)[0],
         "arith.remui": lambda a, b: _unsigned_division(a, b)[1],
-        # With a sign, the only bit of a number stands for -1: the smaller of two is their "or".
+        # A signed number of one bit is 0 or -1, so the smaller of two is their "or".
         "arith.minsi": _for_bits(torch.minimum, torch.bitwise_or),
         "arith.maxsi": _for_bits(torch.maximum, torch.bitwise_and),
         "arith.minui": _smaller,

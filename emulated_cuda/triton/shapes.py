@@ -116,7 +116,7 @@ def same_bits(op: Operation) -> Compute:
 
 @operation("arith.select")
 def select(op: Operation) -> Compute:
-    """One of two values, by a condition for each element or for all."""
+    """Choose one of two values, by a condition for each element or for all."""
 
     def compute(programs: Any, condition: torch.Tensor, first: Any, second: Any) -> Any:
         if not isinstance(first, torch.Tensor) or condition.dim() < first.dim():

@@ -167,7 +167,7 @@ def _quantized_alias(tensor: torch.Tensor) -> torch.Tensor:
 def nested_alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a nested CPU tensor in the strided layout with the memory of one on the device."""
     values, shape = torch_private.nested_parts(tensor)
-    # Operators on nested tensors take the whole storage for the buffer.
+    # Operators on nested tensors use the whole storage as the buffer.
     return torch_private.nested_from_parts(_with_own_storage(values), shape)
 
 

@@ -147,7 +147,7 @@ def _uploaded(computed: Any, named: Any) -> Any:
 
 
 def _known(results: Any, named: Any) -> Any:
-    """Return new results, of which a kernel that ran earlier has written nothing."""
+    """Return new results: a kernel that ran earlier has written nothing into them."""
     if staleness.is_possible():  # the arguments were checked before, so none makes these stale
         staleness.propagate((), results, arguments=named)
     return results

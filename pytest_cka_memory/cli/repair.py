@@ -377,7 +377,7 @@ def _kept(
 
 
 def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> str:
-    from pytest_cka_memory.repair.proof import LAST_DIGITS
+    from pytest_cka_memory.repair.proof import MOST_ROUNDING
 
     if not result.compared:
         return "numbers not compared: the test has no loss, gradient or result of a model"
@@ -387,7 +387,7 @@ def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> st
     largest = f"by {result.largest:.1e} of the largest element at most, in the {result.where}"
     if "change" in each["numbers"]:
         return f"numbers: they differ {largest}, as named: {each['numbers']} ({compared})"
-    if each["numbers"] and result.largest <= LAST_DIGITS:
+    if each["numbers"] and result.largest <= MOST_ROUNDING:
         return f"numbers: the last digits differ, {largest} ({compared})"
     return f"numbers: THEY DIFFER, which was not promised: {largest} ({compared})"
 

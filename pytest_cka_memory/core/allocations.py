@@ -176,7 +176,7 @@ class RecordedSite(Protocol):
     """What a meter records at an allocation, in a form that costs little time."""
 
     def readable(self) -> AllocationSite:
-        """Return it in readable form."""
+        """Return the site in a form that people can read."""
 
 
 class AllocationSource(Protocol):

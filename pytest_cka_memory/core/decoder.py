@@ -71,7 +71,8 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs of a JSON object as a dict: an ``object_pairs_hook`` for ``json``.
 
     Raises:
-        RepeatedKeyError: if a key is given twice; names the key, and the test of a region.
+        RepeatedKeyError: if a key is given twice. Its message names the key and, in a region, the
+            test.
     """
     values = dict(pairs)
     if len(values) < len(pairs):

@@ -94,9 +94,9 @@ class Sample:
     may_have_garbage: bool = False
     """Whether there may be more garbage than that: it was not looked for at this boundary."""
     uncertain_bytes: int = 0
-    """How much more may have been in use than is taken for it, or less if negative: an object older
-    than the region kept it, which became garbage in this batch or the next. Growth takes what makes
-    it smaller."""
+    """How much more may have been in use than counts as in use, or less if negative: an object
+    older than the region kept it, which became garbage in this batch or the next. Growth takes
+    what makes it smaller."""
     reserved_bytes: int | None = None
     """Held by the allocator at the boundary; None if the device has no reserve."""
     outside_bytes: int | None = None

@@ -21,7 +21,7 @@ UNEXPLAINED = (
     "snapshot, or all was released before anything looked at it; free blocks may be too small for "
     "what was requested"
 )
-"""The advice on a reserve of which it is not known what it consists of."""
+"""The advice on a reserve if it is not known what it consists of."""
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,7 @@ def _optimized(path: ReferencePath) -> str | None:
 
 _RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _packed, _hook, _exception, _suspended)
 """The rules for the rarest holders, which come first: what they match is also in containers, or is
-a tensor of which a more common rule would say less."""
+a tensor for which a more common rule would say less."""
 
 
 def _gradient(path: ReferencePath) -> str | None:

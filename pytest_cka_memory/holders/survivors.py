@@ -105,7 +105,7 @@ def holdings(
         with_paths: whether to describe every reference on the paths to the largest of each group.
         write: shows a line to the user if there are so many that it takes long.
         keeps: returns how much free memory storages at these addresses keep from being released;
-            then the groups are in the order of that.
+            if given, the groups are sorted by it.
 
     Example:
         ``holdings(meter.allocations_since(mark), {"model": model})`` has for a list that a loop

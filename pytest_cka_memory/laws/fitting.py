@@ -113,7 +113,7 @@ def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
     if len(counts) == 1:
         yield from (Moment(site, number) for number in range(*counts))
         return
-    # At other sizes another allocation may be the highest, so the highest is a candidate, too.
+    # Which of its allocations is the highest may depend on the sizes: that is a moment, too.
     yield Moment(site, None)
     for number in range(min(counts)):
         yield Moment(site, number)
@@ -357,13 +357,13 @@ def _whole_law(search: _Search, degrees: Point, least: Point) -> Fitted:
     """Return the law in all sizes, from runs at a grid and at the largest sizes together.
 
     If it does not hold at the largest sizes together, another kernel may run there, or another
-    moment is the peak that the samples do not show. Then it is tried from there on.
+    moment is the peak that the samples do not show. Then a law from those sizes on is tried.
     """
     trial = _at_grid(search, degrees, least)
     if len(least) == 1 or trial.is_whole:
         return _result(search, degrees, least, trial)
     corner = tuple(values[-1] for values in search.values)
-    # From the corner on, each size needs one value more than its degree.
+    # A grid that begins at the corner needs, for each size, one value more than its degree.
     if all(
         len(values) + degree < search.most
         for values, degree in zip(search.values, degrees, strict=True)
@@ -387,7 +387,7 @@ def _at_grid(search: _Search, degrees: Point, least: Point) -> _Trial:
     search.at_all(product(*grid))
     search.at(tuple(values[-1] for values in allowed))
     samples = [it for it in search.samples if all(map(int.__ge__, it.point, least))]
-    # No spare samples are needed: each size alone was verified before, with some of its own.
+    # No spare samples are needed here: the law of each size alone was checked with spare ones.
     trial = _try(search.names, samples, degrees, needed_spare=0)
     assert trial is not None, "a grid determines all terms"
     return trial

@@ -89,7 +89,7 @@ class Law:
 
     @property
     def pieces(self) -> tuple[Polynomial, ...]:
-        """The polynomials of which the highest is the figure, that at the largest run first."""
+        """The polynomials, that of the largest run first; the figure is the highest of them."""
         return tuple(piece.polynomial for piece in self._fitted.highest_pieces())
 
     @cached_property

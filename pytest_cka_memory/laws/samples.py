@@ -1,6 +1,6 @@
 """Runs of the measured code: the level of memory at each allocation, and the nearest polynomials.
 
-The nearest polynomials are for figures that no polynomial gives exactly, such as with workspaces.
+The nearest polynomials are for figures that no polynomial fits exactly, such as with workspaces.
 """
 
 from array import array

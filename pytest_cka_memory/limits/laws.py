@@ -31,10 +31,10 @@ from pytest_cka_memory.laws.samples import ReportedSample, Sample
 
 _FIGURE = "peak_increase_bytes"
 _MORE = 2
-"""How many powers above the allowed one are looked for."""
+"""How many powers above the allowed one are tried."""
 _MOST_LINES = 3
 _NOISE = 0.01
-"""Peaks of which the nearest polynomial is only so much of their range away follow it."""
+"""Peaks follow a polynomial if it differs from them by at most this share of their range."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class PeakLaw(Limit):
     def _without_law(
         self, names: Sequence[str], samples: Sequence[Sample], allowed: Point
     ) -> Verdict:
-        """Return what is known if no polynomial gives all peaks, such as because of rounding."""
+        """Judge peaks that no polynomial fits exactly, for example because of rounding."""
         points, values = [it.point for it in samples], [it.value for it in samples]
         near = nearest(names, points, exponents(allowed), values)
         off = max(
@@ -183,7 +183,7 @@ def peak_law(**degrees: object) -> PeakLaw:
         **degrees: name of a parameter -> the highest power with which the peak may grow.
 
     Returns:
-        The limit, which knows no sizes yet: the tests of the function have them.
+        The limit, still without sizes: they come from the tests of the function.
 
     Raises:
         LimitError: if no size is given, or a power is not a whole number, 0 or more.

@@ -155,7 +155,7 @@ class BatchSamples:
         return None
 
     def _wait_for_collection(self) -> None:
-        """Let another thread end its collection: what it is freeing is nowhere to be counted."""
+        """Let another thread end its collection: what it is freeing cannot be counted."""
         while self._is_collecting and self._waits:
             self._waits -= 1
             time.sleep(_WAIT_S)
@@ -233,7 +233,7 @@ class BatchSamples:
     def loop_ended(self) -> None:
         """Check once more: after the last boundary, while the loop's variables still exist."""
         self.check(of_all=True)
-        self._take_older_for_garbage(lambda index: index == len(self._boundaries) - 1)
+        self._count_older_as_garbage(lambda index: index == len(self._boundaries) - 1)
         self._ended_at = len(self._boundaries)
 
     def finish(self) -> None:
@@ -249,14 +249,14 @@ class BatchSamples:
             missed_since = None if self._census is None else self._census.missed_at_end()
             if missed_since is not None:
                 self._mark_since(missed_since)
-            self._take_older_for_garbage(lambda _: False)
+            self._count_older_as_garbage(lambda _: False)
 
-    def _take_older_for_garbage(self, is_known: Callable[[int], bool]) -> None:
-        """Take for garbage what objects keep alive that are older than the region, if there may be.
+    def _count_older_as_garbage(self, is_known: Callable[[int], bool]) -> None:
+        """Count as garbage what objects that are older than the region keep alive, if any may.
 
         A census does not look at these while the loop runs. Without this, a loop would grow that
         uses up such objects. Until the batch in which memory was last allocated among them, they
-        were in use, and they are taken for garbage after it. At the boundary between they may be
+        were in use, and they count as garbage after it. At the boundary between they may be
         either: then the growth is the smaller one, and the sample is marked.
 
         Args:
@@ -287,7 +287,7 @@ class BatchSamples:
         garbage_bytes = 0
         for number, boundary in enumerate(self._boundaries):
             garbage_bytes += garbage_since[number]
-            boundary.take_for_garbage(garbage_bytes)
+            boundary.count_as_garbage(garbage_bytes)
 
     def _forget_levels(self) -> None:
         """Check the next samples again, however low: earlier ones were lower than it seemed."""
@@ -311,7 +311,7 @@ class BatchSamples:
         if garbage is None:
             return None
         garbage_bytes = max(0, garbage.requested_bytes - last.garbage_bytes)
-        last.take_for_garbage(garbage_bytes)
+        last.count_as_garbage(garbage_bytes)
         if self._callback is None:
             self._callback = listen_to_collections(self)
         missed_since = self._census.missed_since()
@@ -361,7 +361,7 @@ class BatchSamples:
             elif boundary.size == size:
                 above = boundary.level - most
                 most_of_it = above if boundary.may_have_garbage else garbage_bytes
-                boundary.take_for_garbage(min(above, most_of_it))
+                boundary.count_as_garbage(min(above, most_of_it))
 
 
 @dataclass(slots=True)
@@ -378,8 +378,8 @@ class _Boundary:
     uncertain_bytes: int = 0
     reserved_bytes: int | None = None
 
-    def take_for_garbage(self, more_bytes: int) -> None:
-        """Take more of the level for garbage."""
+    def count_as_garbage(self, more_bytes: int) -> None:
+        """Count more of the level as garbage."""
         if more_bytes > 0:
             self.level -= more_bytes
             self.garbage_bytes += more_bytes

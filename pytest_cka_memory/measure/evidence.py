@@ -39,7 +39,7 @@ _PER_FOLLOWED = 300
 """What each tensor, storage or autograd node costs that is freed with the garbage."""
 
 _MOST_GROUPS = 1_000
-"""If more groups of objects are garbage, each block is taken for a group: to tell which of them
+"""If more groups of objects are garbage, each block counts as a group: to tell which of them
 belong together would take longer than the loop."""
 
 
@@ -217,7 +217,7 @@ class Census(GarbageCounter):
     def _counted(self) -> tuple[set[int], set[int], bool]:
         """Return which allocations garbage of the region keeps alive, and which objects it is.
 
-        The objects by their identities: a census does not take for garbage what a list references.
+        The objects by their identities: a census does not count as garbage what a list references.
         The last says whether these are all such allocations.
         """
         young, _ = self._census.unreachable(BEGIN)

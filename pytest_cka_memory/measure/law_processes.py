@@ -146,7 +146,7 @@ def find_law(target: Target, law_of: str, sizes: Mapping[str, Any]) -> Law:
 
 
 def _is_nothing(law: Law) -> bool:
-    """Whether a step of which the law is of a peak has allocated nothing in any run."""
+    """Whether the law is of a peak and its step has allocated nothing in any run."""
     of_peak = law.figure in ("peak", "allocated")
     return of_peak and not any(sample.value for sample in law.fitted.samples)
 

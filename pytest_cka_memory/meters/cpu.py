@@ -1,4 +1,7 @@
-"""The meter for the CPU where torch's allocator can be counted."""
+"""The meter for the CPU where torch's allocator can be counted.
+
+Each allocation is counted in C: see ``blocks/csrc/hooks.c`` and ``blocks.c`` beside it.
+"""
 
 from collections.abc import Sequence
 

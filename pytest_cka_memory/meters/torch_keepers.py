@@ -5,7 +5,7 @@ Each name may be missing: then what it keeps is reported without its holder.
 How many references a tensor, a storage or an autograd node has: torch has functions for tensors and
 storages, but none for nodes. The Python object of a node has a pointer to the node, or to the
 counts of its references. Where these are depends on the torch version, so each way is tried on
-nodes of which the number is known.
+nodes that have a known number of references.
 """
 
 import ctypes

@@ -1,7 +1,8 @@
 """What the meters take from torch's own code, which a version may change.
 
 Each was seen in torch 2.9 to 2.15, if nothing else is said. Private names are in
-:mod:`.torch_private`; what the emulated device takes is in :mod:`emulated_cuda.torch_versions`.
+:mod:`.torch_private`; what the emulated device takes is in :mod:`emulated_cuda.torch_versions`,
+with the range of versions that were tried and the warning about others.
 :mod:`pytest_cka_memory.reports.cards` reads sizes in the message of ``torch.OutOfMemoryError``.
 """
 

@@ -1,4 +1,8 @@
-"""The reporter: collects the results of a session, writes reports and prints the summary."""
+"""The reporter: collects the results of a session, writes reports and prints the summary.
+
+The results of pytest-xdist's workers come with their test reports; what they measured is merged in
+:class:`pytest_cka_memory.core.report.ReportBuilder`.
+"""
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -119,7 +123,8 @@ def check(outputs: Sequence[Output], given_by: Callable[[str], str] = str) -> No
         given_by: returns the ini key instead of an option if the path comes from there.
 
     Raises:
-        ReportError: if one cannot be written, or two would write the same file; names the option.
+        ReportError: if one cannot be written, or two would write the same file. Its message names
+            the option.
     """
     for output in outputs:
         try:

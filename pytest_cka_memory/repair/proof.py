@@ -1,7 +1,8 @@
 """Whether numbers stay the same: those of two runs, and a loss that is computed in parts.
 
 Two runs have a loss and every gradient to compare. If a loss is a mean over its batch, the mean
-over equal parts is the same.
+over equal parts is the same. What a change is expected to do to the numbers is in
+:attr:`.trials.Change.numbers`, and :func:`.trials.keeps_numbers` decides by it.
 """
 
 import weakref
@@ -18,7 +19,7 @@ from pytest_cka_memory.meters.torch_keepers import saved_by
 from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
 from pytest_cka_memory.repair.trials import calls_followed, replaced, tensors_in
 
-LAST_DIGITS = 1e-5
+MOST_ROUNDING = 1e-5
 """By how much of the largest gradient of a parameter others may differ if they are rounded
 differently."""
 

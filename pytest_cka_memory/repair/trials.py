@@ -70,7 +70,8 @@ class Change:
     """Of the changes of one group only one is made at a time."""
     trying: Trying
     numbers: str = EXACT
-    """What it changes in the numbers; empty if nothing."""
+    """What it does to the numbers; empty if nothing. Has the word "change" if more than the last
+    digits differ, see :func:`keeps_numbers`."""
     edits: tuple[Edit, ...] | None = None
     """What to write; None if the place is not known or it is not an edit."""
     advice: str = ""

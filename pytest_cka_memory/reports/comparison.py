@@ -19,8 +19,8 @@ from pytest_cka_memory.core.two_reports import (
 )
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import code, one_line, sentence
-from pytest_cka_memory.reports.fitting import fitted, laid_out
 from pytest_cka_memory.reports.html import template
+from pytest_cka_memory.reports.layout import fitted, laid_out
 from pytest_cka_memory.reports.tables import share_of_change
 from pytest_cka_memory.units import counted, format_size, format_with_unit
 
@@ -127,7 +127,7 @@ def as_html(comparison: Comparison, peaks: Sequence[PeakDifference], unknown: in
     Args:
         comparison: the comparison of figures.
         peaks: what is new at the peaks.
-        unknown: number of regions of which a report does not list what was live at the peak.
+        unknown: number of regions for which a report does not list what was live at the peak.
     """
     more = len(comparison.changes) - _MOST_PAGE_ROWS
     note = f"and {more:,} more" if more > 0 else ""

@@ -25,7 +25,7 @@ def check_writable(path: Path) -> None:
     """Create the folder of `path` and try to write there, before any test has run.
 
     Raises:
-        ReportError: if that fails; names the path and the reason.
+        ReportError: if that fails. Its message names the path and the reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def write_whole(path: Path, text: str) -> None:
     Files that must be written in place, as the module describes, are the exception.
 
     Raises:
-        ReportError: if that fails; names the path and the reason. An old file is unchanged.
+        ReportError: if that fails. Its message names the path and the reason. An old file is kept.
     """
     # File names may hold any bytes, which reports escape.
     data = text.encode("utf-8", errors="backslashreplace")
@@ -73,7 +73,7 @@ def append_line(path: Path, text: str) -> None:
     of its own.
 
     Raises:
-        ReportError: if that fails; names the path and the reason. The file is unchanged.
+        ReportError: if that fails. Its message names the path and reason. The file is unchanged.
     """
     data = text.encode("utf-8", errors="backslashreplace") + b"\n"
     try:

@@ -11,7 +11,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.fitting import fitted, kinds_lines, laid_out, wrapped
+from pytest_cka_memory.reports.layout import fitted, kinds_lines, laid_out, wrapped
 from pytest_cka_memory.reports.tables import RowChoice, cells, chosen, known_columns, legend_of
 from pytest_cka_memory.units import counted, format_with_unit
 
@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 
 class RowName(NamedTuple):
-    """The name of a region in two parts, of which tables show the first once for several rows."""
+    """The name of a region in two parts; tables show the first part once for several rows."""
 
     heading: str
     """File and class of the test: ``tests/test_net.py::TestNet``."""

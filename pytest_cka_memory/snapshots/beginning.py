@@ -78,10 +78,10 @@ def freeing_action(device: Device) -> int:
 
 
 def beginning_of(device: Device) -> Beginning:
-    """Return the state in which a device's recording begins; name the pools of its events.
+    """Return the state in which a device's recording begins, and complete :attr:`Device.pools`.
 
-    Recordings before torch 2.10 do not say in which pool an event was. The segments at the end do,
-    and so :attr:`Device.pools` is completed on the way back.
+    Both are found by following the events backwards, from the segments at the end. Recordings
+    before torch 2.10 do not say in which pool an event was, but those segments do.
     """
     return _Backwards(device).result()
 
@@ -115,7 +115,7 @@ class _Backwards:
             if private:
                 device.pools[number] = private.pool_of(address)
             if action == ALLOC:
-                # On the way back, an allocation ends a block, which must be in use after it.
+                # Backwards, an allocation is the end of a block, which must be in use after it.
                 if live.pop(address, None) is None:
                     self._contradictions += 1
             elif action == freed_by:
@@ -136,7 +136,7 @@ class _Backwards:
             is_small = size <= _SMALL_SEGMENT_BYTES
             self._segments[address] = OldSegment(address, size, stream, pool, is_small, False)
         elif action == SEGMENT_MAP:
-            # On the way back, what is mapped here was not mapped before.
+            # Backwards: what is mapped here was not mapped before.
             self._mapped.remove(address, size)
         else:
             self._mapped.add(address, size, stream, pool, None)
@@ -232,7 +232,7 @@ class _Ranges:
 
 
 class _PrivateRanges:
-    """Segments of private pools, to find the pool of an address on the way back."""
+    """Segments of private pools, to find the pool of an address while going back in time."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

@@ -90,7 +90,7 @@ def run(
 
     Args:
         request_list: what is replayed.
-        runs: how.
+        runs: the settings of each replay.
         total_bytes: memory of the card. The CUDA context takes 512 MB of it.
 
     Raises:

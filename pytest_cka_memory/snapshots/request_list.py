@@ -391,7 +391,7 @@ def layout_of(beginning: Beginning) -> list[Mapping[str, Any]]:
 
 
 def _parts(segment: OldSegment) -> Iterator[tuple[int, bool]]:
-    """Yield bytes and whether they are in use, of each block of a segment."""
+    """Yield the bytes of each block of a segment, and whether it is in use."""
     at = segment.address
     for block in segment.blocks:
         if block.address > at:

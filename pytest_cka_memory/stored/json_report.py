@@ -143,7 +143,8 @@ def read(path: Path) -> Report:
     """Read the report at `path`.
 
     Raises:
-        ReportError: if it cannot be read or is not a report; names the file and the place in it.
+        ReportError: if it cannot be read or is not a report. Its message names the file and the
+            place in it.
     """
     try:
         return _report(_parse(_bytes_of(path)))

@@ -10,7 +10,7 @@ from pytest_cka_memory.core.two_reports import compare
 from pytest_cka_memory.core.verdicts import judge, parse_tolerance
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import comparison, failure, terminal
-from pytest_cka_memory.reports.fitting import fitted, wrapped
+from pytest_cka_memory.reports.layout import fitted, wrapped
 from pytest_cka_memory.reports.terminal import row_name
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB

@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_cka_memory.repair.changes import offered
 from pytest_cka_memory.repair.observation import observing
-from pytest_cka_memory.repair.proof import LAST_DIGITS
+from pytest_cka_memory.repair.proof import MOST_ROUNDING
 from pytest_cka_memory.repair.trials import Change, Figures, tried
 
 Step = Callable[[], nn.Module]
@@ -58,7 +58,7 @@ def broken_promises(step: Step) -> dict[str, str]:
                 continue
             scale = max(float(value.abs().max()), 1e-30)
             largest = float((after[name].double() - value.double()).abs().max()) / scale
-            if largest > (LAST_DIGITS if change.numbers else 0):
+            if largest > (MOST_ROUNDING if change.numbers else 0):
                 found[change.name] = f"{name}: {largest:.1e}"
     return found
 

@@ -113,7 +113,7 @@ def test_patched_copy_has_the_promised_numbers(
     elif "change" in numbers:
         assert 1e-3 < found.largest < 1, found
     else:
-        assert 0 < found.largest <= proof.LAST_DIGITS, found
+        assert 0 < found.largest <= proof.MOST_ROUNDING, found
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def emulated_cards() -> int:
 
 
 def computes_values() -> bool:
-    """Whether tensors on devices have values: they have none on one that is emulated without."""
+    """Whether tensors on devices have values; an emulated device may be set to compute none."""
     return loaded() is None or activation.are_computed()
 
 

@@ -34,7 +34,7 @@ from pytest_cka_memory.meters.patching import JoinedPatches
 
 _MOST_HISTORY_ENTRIES = 1_000_000
 _MOST_REQUESTS = 4_000_000
-"""Entries while sizes are recorded, of which each allocation makes up to three."""
+"""Entries while sizes are recorded; each allocation makes up to three."""
 
 
 class AcceleratorMeter(Meter):
@@ -115,7 +115,7 @@ class AcceleratorMeter(Meter):
         """Do the same at the end of a region that began at `mark`."""
 
     def dropping_workspaces(self) -> AbstractContextManager[None]:
-        """Return a context in which what is freed is a workspace of a library."""
+        """Return a context in which everything that is freed counts as a library's workspace."""
         return nullcontext()
 
     def note_empty_cache(self) -> None:

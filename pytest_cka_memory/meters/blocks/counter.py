@@ -187,7 +187,7 @@ class Counter:
 
     @contextmanager
     def dropping_workspaces(self) -> Iterator[None]:
-        """Take what this thread frees in the block for workspaces of libraries."""
+        """Count what this thread frees in the block as workspaces of libraries."""
         self._functions.counter_drops_workspaces(1)
         try:
             yield
@@ -195,7 +195,7 @@ class Counter:
             self._functions.counter_drops_workspaces(0)
 
     def note_collection(self, *, begins: bool) -> None:
-        """Take what this thread frees for freed by the garbage collector, until this ends."""
+        """Count what this thread frees as collected, until the collection has ended."""
         if counts_collected():
             self._functions.counter_collects(begins)
 

@@ -124,7 +124,7 @@ class CompiledRelease:
     """Follows what is freed with garbage.
 
     Args:
-        garbage: objects that are to be taken for freed.
+        garbage: objects that count as freed.
         bases: types; objects of these and of derived types are special: they reference others in
             C++, and the caller follows them unless it is learned how to.
         like: a type; those that the collector traverses by the same function are treated so, too.
@@ -160,7 +160,13 @@ class CompiledRelease:
         return bool(self._library.release_is_freed(self._handle, ident))
 
     def is_unused(self, ident: int, in_cpp: int, of_cpp: int) -> bool:
-        """Whether an object has lost all references, of which these are in C++, and C++'s."""
+        """Whether an object has lost all of its references.
+
+        Args:
+            ident: identity of the object.
+            in_cpp: how many references there are in C++.
+            of_cpp: how many of those in Python C++ holds as long as there are any in C++.
+        """
         return bool(self._library.release_is_unused(self._handle, ident, in_cpp, of_cpp))
 
     def depth(self, ident: int) -> int:

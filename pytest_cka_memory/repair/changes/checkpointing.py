@@ -93,7 +93,7 @@ def variants(change: Change) -> Iterator[Change]:
 
 
 def repeated(root: Root) -> list[type[torch.nn.Module]]:
-    """Return classes of which the model calls several, and which save much, the outermost first."""
+    """Return classes that save much and have several modules in the model, outermost first."""
     sizes = {
         kind: sum(saved)
         for kind, saved in root.saved_bytes.items()

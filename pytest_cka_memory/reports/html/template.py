@@ -69,7 +69,7 @@ def plain_page(heading: str, verdict: str, main: str, style: str = "") -> str:
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """Return a table of which each row is a card of its own on a narrow page.
+    """Return a table whose rows are shown as cards on a narrow page, one card for each row.
 
     Args:
         columns: title -> the class of its cells: ``name`` for what names a row, ``word`` and

@@ -185,7 +185,7 @@ void record_freed(const Node *node, uint32_t freed) {
     }
 }
 
-/* Record that a block is divided, of which the second part has so many bytes. */
+/* Record that a block is divided in two, and that its second part has so many bytes. */
 void record_split(const Node *node, int64_t bytes) {
     for (Recording *recording = recordings; recording; recording = recording->next) {
         if (!is_recorded(recording, node->device) || node->serial <= recording->start_serial) continue;

@@ -82,7 +82,7 @@ void note_freed(const Node *node, const Device *device, uint32_t how) {
         if (was_at_peak(node, region)) add_freed(region, node, how);
 }
 
-/* Take a block that was just noted for freed with a graph. */
+/* Count a block as freed with a graph, which note_freed() has just counted in another way. */
 void note_freed_with_graph(const Node *node, const Device *device) {
     for (Region *region = device->regions; region; region = region->next) {
         Freed *freed = was_at_peak(node, region) ? freed_in(region, node->stack, 0) : NULL;

@@ -212,8 +212,8 @@ EXPORT int release_is_freed(Release *release, Object object) {
     return entry && entry->state & FREED;
 }
 
-/* Whether an object has lost all of its references: these are in C++, and `of_cpp` of those in Python
-   are C++'s, as long as there are any. */
+/* Whether an object has lost all of its references: `in_cpp` are in C++, and while there are any of these,
+   C++ holds `of_cpp` of those in Python. */
 EXPORT int release_is_unused(Release *release, Object object, int64_t in_cpp, int of_cpp) {
     ObjectEntry *entry = table_entry(&release->table, object);
     return entry && in_cpp <= entry->lost && entry->left <= (in_cpp > 0 ? of_cpp : 0);

@@ -18,7 +18,7 @@ _JOINT = re.compile(r"(?=[.[])|(?<=/)|(?<=::)")
 _GLUE = "\ue000"
 """A character in place of a space at which a line does not end."""
 _BREAK = "\v"
-"""A character that textwrap takes for a space and that no name has."""
+"""A character that textwrap treats as a space and that no name has."""
 _WORD_START = re.compile(r"(?<=[\[\]\-_:/. ,])")
 
 
