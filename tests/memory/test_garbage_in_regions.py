@@ -21,7 +21,7 @@ from pytest_cka_memory.core.sentences import (
     part_of_message,
 )
 from pytest_cka_memory.limits.figures import Maximum
-from pytest_cka_memory.measure import evidence
+from pytest_cka_memory.measure import census
 from pytest_cka_memory.meters.blocks.python_objects import CompiledCensus
 
 BYTES = 4 * SIZE
@@ -294,7 +294,7 @@ def test_garbage_that_the_last_counts_leave_out_is_no_growth(
             pass
 
         def run(self, batch: int) -> None:
-            monkeypatch.setattr(evidence, "_AT_FIRST", 60_000 if batch < 16 else -(10**9))
+            monkeypatch.setattr(census, "_AT_FIRST", 60_000 if batch < 16 else -(10**9))
 
     class KeepsLast(UsesUp):
         def __init__(self) -> None:
