@@ -24,6 +24,8 @@ _PER_BOUNDARY = 1_000
 """What they may cost more after each boundary."""
 _PER_FOLLOWED = 300
 """What each tensor, storage or autograd node costs that is freed with the garbage."""
+_MOST_BEFORE = 500
+"""So many objects that are older than the region are looked at as its own."""
 
 _MOST_GROUPS = 1_000
 """If more groups of objects are garbage, each block is taken for a group: to tell which of them
@@ -45,7 +47,8 @@ class _Block(NamedTuple):
 class Census(GarbageCounter):
     """The garbage of one region, counted without collecting it. Keeps no object alive.
 
-    Only objects that were created in the region are looked at: older ones count as in use. Each is
+    Only objects that were created in the region are looked at, and those since the last region
+    ended, if they are few: what a loop is given is among these. Older ones count as in use. Each is
     looked at in the first two counts after its creation, which costs less than to create it. An
     object that was in use in both may be garbage later: so all are looked at again now and then, as
     often as a time allows that is proportional to the batch boundaries.
@@ -93,6 +96,8 @@ class Census(GarbageCounter):
         self._counted_at = 0
         """and at the last count."""
         self._missed_since: int | None = None
+        self._new: list[_Block] = []
+        """What the last count has found anew."""
 
     def known(self, *, is_collecting: bool = False) -> Garbage:
         collected = collected_objects() if self._blocks else self._collected
@@ -111,6 +116,8 @@ class Census(GarbageCounter):
 
     def _count(self, boundaries: int, of_all: bool) -> bool:
         """Add what garbage keeps alive to what is known; return whether that is all."""
+        if not self._is_later:
+            self._census.look_back(_MOST_BEFORE)
         allowed = _AT_FIRST + _PER_BOUNDARY * boundaries - self._cost
         is_all = of_all or not self._is_later or self._cost_of_all <= allowed
         garbage, blocks = self._unreachable(BEGIN if is_all else LATER)
@@ -119,7 +126,7 @@ class Census(GarbageCounter):
         if blocks is None:
             return False
         self.known()  # forgets what was freed since
-        new = [block for block in blocks if block.serial not in self._blocks]
+        new = self._new = [block for block in blocks if block.serial not in self._blocks]
         has_missed = is_all and any(it.serial <= self._serial_before for it in new)
         self._missed_since = self._all_until if has_missed else None
         self._serial_before = 0 if is_all else self._meter.serial()
@@ -129,6 +136,15 @@ class Census(GarbageCounter):
         if blocks:
             self._look(garbage, self._blocks.keys())
         return True
+
+    def found_before(self, serial: int) -> int | None:
+        return sum(it.requested_bytes for it in self._new if it.serial <= serial)
+
+    def is_quick(self) -> bool:
+        return self._census.is_small(_MOST_BEFORE)
+
+    def end(self) -> None:
+        self._census.remember_now()
 
     def older(self, generation: int = OLDEST) -> list[OlderGarbage] | None:
         return without_collections(lambda: self._older(generation))
@@ -280,5 +296,3 @@ def _connected(objects: list[Any]) -> list[list[Any]]:
                 large += small
                 group.update((id(member), large) for member in small)
     return list({id(members): members for members in group.values()}.values())
-
-
