@@ -185,7 +185,7 @@ class BatchSamples:
             return
         self._collections += 1
         self._note_peak(self._peaks.read().peak_bytes)
-        self._look_before_collection()
+        self._look_before_collection(generation)
         if generation <= self._looked_at_younger:  # older objects are no longer as young
             return
         self._looked_at_younger = min(generation, OLDEST - 1)
@@ -198,19 +198,20 @@ class BatchSamples:
             if older:
                 self._forget_levels()
 
-    def _look_before_collection(self) -> None:
-        """Note what is about to be freed: it may have been garbage at boundaries without a check.
-
-        Later than at the first ones, what is garbage at such boundaries is not found out.
-        """
+    def _look_before_collection(self, generation: int) -> None:
+        """Note what is about to be freed: it may be garbage at the first boundaries, unchecked."""
         is_early = self._checked < len(self._boundaries) <= _CHECKED_EACH
         if self._census is None or not is_early:
             return
-        if self._census.count(len(self._boundaries)):
-            for number in range(self._checked, len(self._boundaries)):
-                may_be = self._census.found_before(self.serials[number]) or 0
-                self._boundaries[number].take_for_garbage(may_be, may_be)
-                self._leaves_garbage |= may_be > 0
+        # A full collection takes as long as a count of all.
+        found = self._census.count(len(self._boundaries), of_all=generation == OLDEST)
+        if found is None or self._census.has_left_out():
+            self._mark_since(self._checked)
+            return
+        for number in range(self._checked, len(self._boundaries)):
+            may_be = self._census.found_before(self.serials[number]) or 0
+            self._boundaries[number].take_for_garbage(may_be, may_be)
+            self._leaves_garbage |= may_be > 0
 
     def _note_peak(self, peak_bytes: int) -> Garbage:
         """Take note of the highest level since the last boundary; return the garbage since then.

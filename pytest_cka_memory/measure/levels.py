@@ -1,4 +1,4 @@
-"""The levels at batch boundaries that were known so far: whether a later one has risen above them."""
+"""The levels at batch boundaries so far, and whether a later one has risen above them."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
