@@ -153,13 +153,14 @@ class BatchSamples:
     def _is_checked_however_low(self) -> bool:
         """Whether to check the last boundary although the level there has not risen.
 
-        Otherwise it would not be known whether what is garbage later was in use there. So the first
-        one is checked, the first after each rise, and all in a loop that has left garbage: of
-        the first ones, each of which may be checked if it has risen.
+        Otherwise it is not known whether what is garbage later was in use there. So of the first
+        ones, these are checked: the first if it is above the start, the first after each rise, and
+        all in a loop that has left garbage.
         """
         count = len(self._boundaries)
         if count == 1:
-            return self._census is not None and self._census.is_quick()
+            is_quick = self._census is not None and self._census.is_quick()
+            return is_quick and self._boundaries[0].level > self._peaks.start().requested_bytes
         return count <= _CHECKED_EACH and (self._leaves_garbage or self._rose_at == count - 1)
 
     def _wait_for_collection(self) -> None:

@@ -24,7 +24,7 @@ _PER_BOUNDARY = 1_000
 """What they may cost more after each boundary."""
 _PER_FOLLOWED = 300
 """What each tensor, storage or autograd node costs that is freed with the garbage."""
-_MOST_BEFORE = 500
+_MOST_BEFORE = 300
 """So many objects that are older than the region are looked at as its own."""
 
 _MOST_GROUPS = 1_000
