@@ -94,9 +94,9 @@ class Sample:
     may_have_garbage: bool = False
     """Whether there may be more garbage than that: it was not looked for at this boundary."""
     uncertain_bytes: int = 0
-    """How much more may have been in use than counts as in use, or less if negative: an object
-    older than the region kept it, which became garbage in this batch or the next. Growth takes
-    what makes it smaller."""
+    """How much more may have been in use than counts as in use, or less if negative: it was found
+    to be garbage later, and is not known to have been that at this boundary. Growth takes what
+    makes it smaller."""
     reserved_bytes: int | None = None
     """Held by the allocator at the boundary; None if the device has no reserve."""
     outside_bytes: int | None = None
@@ -158,11 +158,8 @@ def highest_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -
 
     None below ``warmup + 4`` full batches.
     """
-    if any(sample.uncertain_bytes for sample in samples):
-        samples = [
-            replace(it, garbage_bytes=it.garbage_bytes - it.uncertain_bytes) for it in samples
-        ]
-    return growth_bytes_per_batch(samples, warmup)
+    growth = judged_growth(samples, warmup, highest=True)
+    return None if growth is None else growth.bytes_per_batch
 
 
 def garbage_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float:
@@ -173,13 +170,15 @@ def garbage_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -
     if not any(sample.garbage_bytes for sample in samples):
         return 0
     growth = growth_bytes_per_batch(samples, warmup)
-    everything = [replace(it, garbage_bytes=0, may_have_garbage=False) for it in samples]
+    everything = [
+        replace(it, garbage_bytes=0, may_have_garbage=False, uncertain_bytes=0) for it in samples
+    ]
     rise = growth_bytes_per_batch(everything, warmup)
     return 0 if growth is None or rise is None else max(0, rise - max(0, growth))
 
 
 def judged_growth(
-    samples: Sequence[Sample], warmup: int = 1, level: str = IN_USE
+    samples: Sequence[Sample], warmup: int = 1, level: str = IN_USE, *, highest: bool = False
 ) -> JudgedGrowth | None:
     """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches.
 
@@ -191,7 +190,8 @@ def judged_growth(
     Samples that may have garbage are left out of the growth of what is in use. The two maxima may
     then be more or less than h batches apart, and growth is their difference divided by the batches
     between them. If the second half has no other samples, the batches up to the last other sample
-    are judged.
+    are judged. What may have been in use or not is taken to have been in use in the first half
+    only, or with `highest` in the second half only.
     """
     if samples and getattr(samples[0], level) is None:  # at once: a loop may have a million samples
         return None
@@ -215,6 +215,12 @@ def judged_growth(
     is_complete = len(before) == len(after) == half or not before or not after
     if is_complete:
         before, after = list(range(second - half, second)), list(range(second, len(judged)))
+    if level == IN_USE:
+        for places, takes_more in ((before, not highest), (after, highest)):
+            for place in places:
+                uncertain_bytes = judged[place].uncertain_bytes
+                if (uncertain_bytes > 0) == takes_more:
+                    levels[place] += uncertain_bytes
     (low, start), (high, end) = (
         max((levels[place], place) for place in places) for places in (before, after)
     )

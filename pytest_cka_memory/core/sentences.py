@@ -73,16 +73,17 @@ def note_on_growth(record: RegionRecord, warmup: int, tolerance_bytes: int) -> s
 
 
 def note_on_older(record: RegionRecord, warmup: int, tolerance_bytes: int) -> str:
-    """Return what a limit on growth says if objects older than the region may hide some."""
+    """Return what a limit on growth says if it may be hidden by what became garbage unseen."""
     growth = growth_bytes_per_batch(record.timeline, warmup) or 0.0
     highest = highest_growth_bytes_per_batch(record.timeline, warmup) or 0.0
     if growth > tolerance_bytes or highest <= tolerance_bytes:
         return ""
-    batches = [str(sample.batch) for sample in record.timeline if sample.uncertain_bytes]
+    batches = [sample.batch for sample in record.timeline if sample.uncertain_bytes]
+    several = "" if len(batches) == 1 else f" to {batches[-1]}"
     return (
-        f"growth may be up to {format_exact(highest)} per batch: objects older than the region "
-        "became garbage, with their tensors, just before or after the end of batch "
-        f"{', '.join(batches)}; what to do: create them inside the region, where that is counted"
+        f"growth may be up to {format_exact(highest)} per batch: tensors that were garbage later "
+        f"may have been in use at the end of batch {batches[0]}{several}, or not; what to do: "
+        "create the objects that keep them inside the region, where that is counted"
     )
 
 

@@ -2,12 +2,13 @@
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
 
 from pytest_cka_memory.core.growth import Sample, middle
+from pytest_cka_memory.measure.levels import Levels, rhythm
 from pytest_cka_memory.meters.base import (
     OLDEST,
     Garbage,
@@ -24,8 +25,6 @@ _ENOUGH = 5
 """If so many checks in a row have found no garbage, there was none between them either."""
 _WAIT_S, _WAITS = 1e-4, 10_000
 """A boundary waits so long for another thread's collection, so often in a region: a second."""
-_LONGEST_PERIOD = 12
-"""Levels that repeat after more batches than this are not recognised as such."""
 
 
 class BatchSamples:
@@ -63,7 +62,7 @@ class BatchSamples:
         """Whether garbage was freed because it could not be counted."""
         self._peaks = peaks
         self._boundaries: list[_Boundary] = []
-        self._of_size: dict[int | None, _Levels] = {}
+        self._of_size: dict[int | None, Levels] = {}
         self._most_of_a_size = 0
         self._has_risen = False
         self._checked = 0
@@ -73,6 +72,10 @@ class BatchSamples:
         self._checks = 0
         self._allowed_checks = _CHECKED_EACH - 1  # the first sample has none before it
         self._more_allowed_at = _CHECKED_EACH * 5 // 3
+        self._rose_at = 0
+        """Number of boundaries when the level has last risen."""
+        self._leaves_garbage = False
+        """Whether a check has found garbage: then the first boundaries are checked, however low."""
         self._without_garbage = 0
         """How many checks in a row have found none that is new."""
         self._ended_at = 0
@@ -86,26 +89,16 @@ class BatchSamples:
         self._waits = _WAITS
         self._looked_at_younger = -1
         """The highest young generation that was collected: what is there now is no older."""
-        self._collected_older: list[tuple[OlderGarbage, int]] = []
-        """What collections have freed of objects older than the region, and after how many
-        boundaries."""
+        self._collected_older: list[tuple[OlderGarbage, int, int]] = []
+        """What collections have freed of objects older than the region: see :meth:`_take`."""
         self._highest_peak = -1
         self._garbage_at_peak = 0
 
     def timeline(self) -> tuple[Sample, ...]:
         """Return one sample per boundary so far."""
+        second_half = middle(len(self._boundaries))
         return tuple(
-            Sample(
-                batch=number,
-                size=boundary.size,
-                allocated_bytes=boundary.allocated_bytes,
-                requested_bytes=boundary.level + boundary.garbage_bytes,
-                peak_bytes=boundary.peak_bytes,
-                garbage_bytes=boundary.garbage_bytes,
-                may_have_garbage=boundary.may_have_garbage,
-                uncertain_bytes=boundary.uncertain_bytes,
-                reserved_bytes=boundary.reserved_bytes,
-            )
+            boundary.sample(number, counts_unknown_as_garbage=number > second_half)
             for number, boundary in enumerate(self._boundaries, 1)
         )
 
@@ -133,7 +126,7 @@ class BatchSamples:
         )
         self._boundaries.append(boundary)
         self.serials.append(serial)
-        levels = self._of_size.setdefault(size, _Levels())
+        levels = self._of_size.setdefault(size, Levels())
         levels.count += 1
         self._most_of_a_size = max(self._most_of_a_size, levels.count)
         if len(self._boundaries) >= self._more_allowed_at:
@@ -141,10 +134,13 @@ class BatchSamples:
             self._allowed_checks += 1
             self._more_allowed_at = len(self._boundaries) * 5 // 3
         is_beside_collection = self._is_collecting or collections != self._collections
-        if not is_beside_collection and not levels.are_below(level):
+        is_low = not is_beside_collection and not levels.are_below(level)
+        if is_low and not self._is_checked_however_low():
             levels.note(level)
             return None
         boundary.may_have_garbage = self._has_risen = True
+        if not is_low:
+            self._rose_at = len(self._boundaries)
         if is_beside_collection:
             return None
         if self._checks < self._allowed_checks and self._decides_growth(levels) and self.check():
@@ -153,6 +149,19 @@ class BatchSamples:
                 self._forget_levels()
             return reading
         return None
+
+    def _is_checked_however_low(self) -> bool:
+        """Whether to check the last boundary although the level there has not risen.
+
+        Otherwise it is not known whether what is garbage later was in use there. So of the first
+        ones, these are checked: the first if it is above the start, the first after each rise, and
+        all in a loop that has left garbage.
+        """
+        count = len(self._boundaries)
+        if count == 1:
+            is_quick = self._census is not None and self._census.is_quick()
+            return is_quick and self._boundaries[0].level > self._peaks.start().requested_bytes
+        return count <= _CHECKED_EACH and (self._leaves_garbage or self._rose_at == count - 1)
 
     def _wait_for_collection(self) -> None:
         """Let another thread end its collection: what it is freeing cannot be counted."""
@@ -177,6 +186,7 @@ class BatchSamples:
             return
         self._collections += 1
         self._note_peak(self._peaks.read().peak_bytes)
+        self._look_before_collection(generation)
         if generation <= self._looked_at_younger:  # older objects are no longer as young
             return
         self._looked_at_younger = min(generation, OLDEST - 1)
@@ -184,9 +194,25 @@ class BatchSamples:
             older = self._census.older(generation)
             if older is None:
                 self._mark_since(0)
-            self._collected_older += ((garbage, len(self._boundaries)) for garbage in older or ())
+            ended = len(self._boundaries)
+            self._collected_older += ((garbage, ended, ended) for garbage in older or ())
             if older:
                 self._forget_levels()
+
+    def _look_before_collection(self, generation: int) -> None:
+        """Note what is about to be freed: it may be garbage at the first boundaries, unchecked."""
+        is_early = self._checked < len(self._boundaries) <= _CHECKED_EACH
+        if self._census is None or not is_early:
+            return
+        # A full collection takes as long as a count of all.
+        found = self._census.count(len(self._boundaries), of_all=generation == OLDEST)
+        if found is None or self._census.has_left_out():
+            self._mark_since(self._checked)
+            return
+        for number in range(self._checked, len(self._boundaries)):
+            may_be = self._census.found_before(self.serials[number]) or 0
+            self._boundaries[number].count_as_garbage(may_be, may_be)
+            self._leaves_garbage |= may_be > 0
 
     def _note_peak(self, peak_bytes: int) -> Garbage:
         """Take note of the highest level since the last boundary; return the garbage since then.
@@ -218,8 +244,9 @@ class BatchSamples:
             self._census = None  # there may be more garbage of this kind
             garbage_bytes = self._collect(last)
         last.may_have_garbage = False
-        self._checks += 1
+        self._checks += len(self._boundaries) > 1
         self._without_garbage = 0 if garbage_bytes else self._without_garbage + 1
+        self._leaves_garbage |= garbage_bytes > 0
         most = max(self._checked_bytes, last.level)
         levels = self._of_size[last.size]
         if garbage_bytes:
@@ -233,8 +260,9 @@ class BatchSamples:
     def loop_ended(self) -> None:
         """Check once more: after the last boundary, while the loop's variables still exist."""
         self.check(of_all=True)
-        self._count_older_as_garbage(lambda index: index == len(self._boundaries) - 1)
         self._ended_at = len(self._boundaries)
+        # What is garbage now was garbage at the last boundary.
+        self._count_older_as_garbage(self._ended_at - 1)
 
     def finish(self) -> None:
         """Correct the samples since the last check, after the last boundary.
@@ -249,18 +277,17 @@ class BatchSamples:
             missed_since = None if self._census is None else self._census.missed_at_end()
             if missed_since is not None:
                 self._mark_since(missed_since)
-            self._count_older_as_garbage(lambda _: False)
+            self._count_older_as_garbage(len(self._boundaries))
+        if self._census is not None:
+            self._census.end()
 
-    def _count_older_as_garbage(self, is_known: Callable[[int], bool]) -> None:
-        """Count as garbage what objects that are older than the region keep alive, if any may.
+    def _count_older_as_garbage(self, unknown_until: int) -> None:
+        """Count as garbage what objects keep alive that are older than the region, if there may be.
 
-        A census does not look at these while the loop runs. Without this, a loop would grow that
-        uses up such objects. Until the batch in which memory was last allocated among them, they
-        were in use, and they count as garbage after it. At the boundary between they may be
-        either: then the growth is the smaller one, and the sample is marked.
+        Most counts do not look at these. Without this, a loop would grow that uses up such objects.
 
         Args:
-            is_known: whether what is garbage now was garbage at the boundary of that index.
+            unknown_until: the index of the first boundary at which it is known to be garbage.
         """
         if self._census is None or not self._may_have_older():
             return
@@ -270,24 +297,32 @@ class BatchSamples:
             older = self._census.collect_older()
             self.freed_garbage |= bool(older)
         count = len(self._boundaries)
-        garbage_since: Counter[int] = Counter()
-        for garbage, end in (*((it, count) for it in older), *self._collected_older):
-            last_batch = bisect_left(self.serials, garbage.last_serial)
-            is_garbage = middle(count) <= last_batch < min(end, count - 1) or (
-                end == count and is_known(last_batch)
-            )
-            begin = last_batch + (not is_garbage)
-            if last_batch < min(end, count - 1):
-                sign = 1 if is_garbage else -1
-                self._boundaries[last_batch].uncertain_bytes += sign * garbage.requested_bytes
-            if begin < end:
-                garbage_since[begin] += garbage.requested_bytes
-                garbage_since[end] -= garbage.requested_bytes
+        self._take([*((it, unknown_until, count) for it in older), *self._collected_older])
         self._collected_older = []
-        garbage_bytes = 0
+
+    def _take(self, found: Iterable[tuple[OlderGarbage, int, int]]) -> None:
+        """Take what was found for garbage at the boundaries where it may have been garbage.
+
+        Until the batch in which memory was last allocated among them, objects were in use. After
+        it, they became garbage at an unknown boundary, or when they were found.
+
+        Args:
+            found: each with the indices of two boundaries: from the first on, it is known to be
+                garbage, and from the second on, it is no longer there or was counted.
+        """
+        garbage_since: Counter[int] = Counter()
+        known_since: Counter[int] = Counter()
+        for garbage, known, end in found:
+            begin = bisect_left(self.serials, garbage.last_serial)
+            for since, first in ((garbage_since, begin), (known_since, max(begin, known))):
+                if first < end:
+                    since[first] += garbage.requested_bytes
+                    since[end] -= garbage.requested_bytes
+        garbage_bytes = known_bytes = 0
         for number, boundary in enumerate(self._boundaries):
             garbage_bytes += garbage_since[number]
-            boundary.count_as_garbage(garbage_bytes)
+            known_bytes += known_since[number]
+            boundary.count_as_garbage(garbage_bytes, garbage_bytes - known_bytes)
 
     def _forget_levels(self) -> None:
         """Check the next samples again, however low: earlier ones were lower than it seemed."""
@@ -333,7 +368,7 @@ class BatchSamples:
         self.freed_garbage |= garbage_bytes > 0
         return garbage_bytes
 
-    def _decides_growth(self, levels: "_Levels") -> bool:
+    def _decides_growth(self, levels: "Levels") -> bool:
         """Whether the last sample, of the size of `levels`, is one to compare with the highest."""
         if len(self._boundaries) <= _CHECKED_EACH:
             return True
@@ -342,7 +377,7 @@ class BatchSamples:
         if levels.rhythm is None:
             size = self._boundaries[-1].size
             first = self._boundaries[:_CHECKED_EACH]
-            levels.rhythm = _rhythm([each.level for each in first if each.size == size])
+            levels.rhythm = rhythm([each.level for each in first if each.size == size])
         period, highest = levels.rhythm
         return (levels.count - highest) % period == 0
 
@@ -354,14 +389,26 @@ class BatchSamples:
         levels is lowered by at most the `garbage_bytes` of this check.
         """
         size = self._boundaries[-1].size
-        for boundary in self._boundaries[self._checked :]:
+        for number in range(self._checked, len(self._boundaries)):
+            boundary = self._boundaries[number]
+            above = boundary.level - most
             if self._without_garbage >= _ENOUGH:
                 boundary.may_have_garbage = False
                 self._of_size[boundary.size].note(boundary.level)
-            elif boundary.size == size:
-                above = boundary.level - most
-                most_of_it = above if boundary.may_have_garbage else garbage_bytes
-                boundary.count_as_garbage(min(above, most_of_it))
+            elif boundary.size != size:
+                continue
+            elif boundary.may_have_garbage:
+                boundary.count_as_garbage(above)
+            elif above > 0 and garbage_bytes:
+                may_be = min(above, self._found_before(number, garbage_bytes))
+                boundary.count_as_garbage(may_be, may_be)
+
+    def _found_before(self, number: int, garbage_bytes: int) -> int:
+        """Return how much of the garbage of the last check was there at an earlier boundary."""
+        if self._census is None:
+            return garbage_bytes
+        found = self._census.found_before(self.serials[number])
+        return garbage_bytes if found is None else found
 
 
 @dataclass(slots=True)
@@ -375,58 +422,29 @@ class _Boundary:
     garbage_bytes: int
     peak_bytes: int
     may_have_garbage: bool = False
-    uncertain_bytes: int = 0
+    unknown_bytes: int = 0
+    """How much of the garbage may have been in use."""
     reserved_bytes: int | None = None
 
-    def count_as_garbage(self, more_bytes: int) -> None:
-        """Count more of the level as garbage."""
+    def count_as_garbage(self, more_bytes: int, unknown_bytes: int = 0) -> None:
+        """Count more of the level as garbage; so much of it may have been in use."""
         if more_bytes > 0:
             self.level -= more_bytes
             self.garbage_bytes += more_bytes
+            self.unknown_bytes += unknown_bytes
 
-
-class _Levels:
-    """The levels after batches of one size, as far as they are known."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        """How many batches of this size there were."""
-        self.rhythm: tuple[int, int] | None = None
-        """See :func:`_rhythm`; None if it has not been determined."""
-        self._highest: deque[tuple[int, int]] = deque()
-        """(number, level): levels that no later one exceeds, so they fall from left to right."""
-
-    def note(self, level: int) -> None:
-        """Take note that the level of the last batch is at most this."""
-        while self._highest and self._highest[-1][1] <= level:
-            self._highest.pop()
-        self._highest.append((self.count, level))
-
-    def limit(self, most: int) -> None:
-        """Lower all levels to `most`."""
-        self._highest = deque((number, min(level, most)) for number, level in self._highest)
-
-    def are_below(self, level: int) -> bool:
-        """Whether those of the last quarter of the batches, or the last, are below `level`."""
-        first = self.count - max(2, self.count // 4)
-        while len(self._highest) > 1 and self._highest[0][0] < first:
-            self._highest.popleft()
-        return bool(self._highest) and self._highest[0][1] < level
-
-
-def _rhythm(levels: Sequence[int]) -> tuple[int, int]:
-    """Return the period of the levels in batches, and the number of the highest in the last one.
-
-    Levels have a period if nearly all differ by the same number of bytes from the level one period
-    before. Some may be too high, because they include garbage. Without a period the result is 1, 0.
-    """
-    count = len(levels)
-    for period in range(1, _LONGEST_PERIOD + 1):
-        compared = range(max(period, count - 2 * _LONGEST_PERIOD), count)
-        rises = Counter(levels[place] - levels[place - period] for place in compared)
-        for rise, times in rises.most_common(1):
-            if 4 * times >= 3 * len(compared):
-                last = range(count - period, count)
-                highest = max(last, key=lambda place: levels[place] * period - place * rise)
-                return period, highest + 1
-    return 1, 0
+    def sample(self, batch: int, *, counts_unknown_as_garbage: bool) -> Sample:
+        """Return what is known of the boundary after batch number `batch`."""
+        sign = 1 if counts_unknown_as_garbage else -1
+        in_use_bytes = 0 if counts_unknown_as_garbage else self.unknown_bytes
+        return Sample(
+            batch=batch,
+            size=self.size,
+            allocated_bytes=self.allocated_bytes,
+            requested_bytes=self.level + self.garbage_bytes,
+            peak_bytes=self.peak_bytes,
+            garbage_bytes=self.garbage_bytes - in_use_bytes,
+            may_have_garbage=self.may_have_garbage,
+            uncertain_bytes=sign * self.unknown_bytes,
+            reserved_bytes=self.reserved_bytes,
+        )

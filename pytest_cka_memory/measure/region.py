@@ -13,12 +13,12 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.boundaries import StepBoundaries
+from pytest_cka_memory.measure.census import census_of
 from pytest_cka_memory.measure.evidence import (
     Explainer,
     FoundGarbage,
     GrowthEvidence,
     Notifier,
-    census_of,
     explains_host,
     look_at,
 )

@@ -125,6 +125,19 @@ class GarbageCounter(ABC):
         """
         return []
 
+    def found_before(self, serial: int) -> int | None:
+        """Return how many bytes of what the last count has found anew were allocated up to the
+        allocation of that number; None if it is not known.
+        """
+        return None
+
+    def is_quick(self) -> bool:
+        """Return whether to look for garbage takes no longer than a few operators now."""
+        return False
+
+    def end(self) -> None:  # noqa: B027  # most have nothing to do
+        """Take note that the region ends."""
+
     def has_left_out(self) -> bool:
         """Return whether the last count has not looked at all objects of the region."""
         return False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.growth import growth_bytes_per_batch
+from pytest_cka_memory.core.growth import growth_bytes_per_batch, highest_growth_bytes_per_batch
 from pytest_cka_memory.measure import batches as batches_module
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter
@@ -185,8 +185,11 @@ def test_clean_loop_does_not_grow(
         region = run(new_memory(), make_parts(choose), choose.randrange(41, 198), choose)
         growth = region.growth_bytes_per_batch
         assert growth is not None
-        # The level may be found to fall if few of the highest samples are checked.
-        is_flat = growth == 0 if make_parts is regular_parts else growth <= 0
+        # The level may be found to fall if few of the highest samples are checked, or if it is not
+        # known whether something was garbage at a boundary that was not checked.
+        is_known = not any(sample.uncertain_bytes for sample in region.timeline)
+        is_flat = growth == 0 if make_parts is regular_parts and is_known else growth <= 0
+        is_flat &= (highest_growth_bytes_per_batch(region.timeline) or 0) >= growth
         assert is_flat, f"seed {seed} grows by {growth}"
 
 
@@ -245,7 +248,9 @@ def test_samples_that_were_not_checked_say_so(memory: Memory) -> None:
             region.batch_done()
     checked = [sample.batch for sample in region.timeline if not sample.may_have_garbage]
     assert checked == [*range(1, 41), 66, 110]
-    assert {sample.in_use_bytes for sample in region.timeline} == {0}
+    # At the first boundary, the garbage of the second check may have been in use.
+    assert [sample.uncertain_bytes for sample in region.timeline] == [-100] + [0] * 119
+    assert [sample.in_use_bytes for sample in region.timeline] == [100] + [0] * 119
 
 
 @pytest.mark.parametrize(

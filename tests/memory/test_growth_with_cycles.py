@@ -3,7 +3,8 @@
 from functools import partial
 
 import pytest
-from growth_programs import WAYS, KeepsOne, LeavesOne, check_random_loops, growth
+import torch
+from growth_programs import OWNERS, WAYS, Cycle, KeepsOne, LeavesOne, check_random_loops, growth
 
 from pytest_cka_memory import MemoryProbe
 
@@ -54,3 +55,40 @@ def test_growth_of_random_loops_is_true_to_the_byte(cpu: MemoryProbe, is_native:
     72 have each number of batches without collections of their own, and with them.
     """
     check_random_loops(cpu, "cpu", range(72 if is_native else 3))
+
+
+@pytest.mark.parametrize("first", [7, 539, 2574])
+def test_growth_of_loops_that_were_wrong_is_true(
+    cpu: MemoryProbe, is_native: bool, first: int
+) -> None:
+    """Of three loops that had a wrong growth without a mark; each after another loop.
+
+    The owner of tensors is older than the region and dropped in the last batch, or it is dropped at
+    a boundary at which the level does not rise, and a collection frees it before the next rise.
+    """
+    if is_native:
+        check_random_loops(cpu, "cpu", (first, first + 1))
+
+
+@pytest.mark.parametrize("are_older", [False, True])
+def test_growth_beside_owners_that_are_dropped_when_nothing_is_allocated_is_true(
+    cpu: MemoryProbe, is_native: bool, are_older: bool
+) -> None:
+    """Owners that are full, and dropped some batches later, are in use until then."""
+    check_random_loops(cpu, "cpu", range(36 if is_native else 2), OWNERS, are_older=are_older)
+
+
+def test_what_was_in_use_at_a_flat_boundary_is_not_taken_for_garbage(cpu: MemoryProbe) -> None:
+    """An owner of 0.1 MB that is in use in the first two of nine batches and dropped in the third:
+    the level falls although 10,000 bytes per batch are kept, which is less.
+    """
+    with cpu.measure() as region:
+        owner: Cycle | None = Cycle(torch.empty(25_000))
+        kept = []
+        for batch in range(9):
+            if batch == 2:
+                owner = None
+            if owner is None:
+                kept.append(torch.empty(2_500))
+            region.batch_done()
+    assert region.growth_bytes_per_batch == (70_000 - 100_000) / 4

@@ -12,7 +12,7 @@ from growth_programs import Cycle
 from torch.utils.checkpoint import checkpoint
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.measure.evidence import Census, census_of
+from pytest_cka_memory.measure.census import Census, census_of
 from pytest_cka_memory.meters import torch_private
 
 SIZE = 5000

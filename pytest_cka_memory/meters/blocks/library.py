@@ -152,6 +152,8 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "census_begin": (c_void_p, [c_int, c_int, c_int]),
     "census_end": (None, [c_void_p]),
     "census_advance": (c_int, [c_void_p]),
+    "census_is_small": (c_int, [c_void_p, c_int]),
+    "census_reach_back": (None, [c_void_p, c_void_p, c_int]),
     "census_unreachable": (c_int64, [c_void_p, c_int, py_object, c_void_p]),
     "census_forget": (None, [c_void_p]),
     "collector_count": (c_void_p, [c_int, c_int, c_int]),

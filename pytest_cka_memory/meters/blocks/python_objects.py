@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pytest_cka_memory.meters import collector
 from pytest_cka_memory.meters.blocks.library import functions
@@ -37,24 +37,47 @@ collector.find_count = _collector_count
 class CompiledCensus:
     """Finds the garbage among objects that are created from now on."""
 
+    last: "ClassVar[CompiledCensus | None]" = None
+    """Begun at the last call of :meth:`remember_now`."""
+
     def __init__(self, library: Any, handle: int) -> None:
-        self._library, self._handle = library, handle
+        self._library, self.handle = library, handle
+        self._earlier = type(self).last
+
+    @classmethod
+    def remember_now(cls) -> None:
+        """Let censuses that begin later look back to this moment: see :meth:`look_back`."""
+        cls.last = None
+        cls.last = cls.begin()
 
     @classmethod
     def begin(cls) -> "CompiledCensus | None":
         """Return a census; None without the compiled library, or if Python's lists are unknown."""
         library = functions()
-        if not PROMOTED_TOGETHER or not hasattr(library, "release_learn"):
+        if not PROMOTED_TOGETHER or not hasattr(library, "census_reach_back"):
             return None
         handle = library.census_begin(*gc.get_threshold())
         return None if handle is None else cls(library, handle)
 
     def __del__(self) -> None:
-        self._library.census_end(self._handle)
+        self._library.census_end(self.handle)
+
+    def look_back(self, most: int) -> None:
+        """Also look at what was created since :meth:`remember_now` was called before the begin.
+
+        Not if that is more than `most` objects.
+        """
+        if self._earlier is not None:
+            self._library.census_reach_back(self.handle, self._earlier.handle, most)
+            self._earlier = None
+
+    def is_small(self, most: int) -> bool:
+        """Whether at most so many objects have been created since the begin and are live."""
+        return bool(self._library.census_is_small(self.handle, most))
 
     def advance(self) -> None:
         """Take note of this moment: see ``LATER``."""
-        self._library.census_advance(self._handle)
+        self._library.census_advance(self.handle)
 
     def unreachable(self, since: int, fresh: list[Any] | None = None) -> tuple[list[Any], int]:
         """Return the objects that are garbage, and how many objects were looked at.
@@ -64,11 +87,11 @@ class CompiledCensus:
         """
         garbage: list[Any] = []
         added_to = None if fresh is None else id(fresh)
-        return garbage, self._library.census_unreachable(self._handle, since, garbage, added_to)
+        return garbage, self._library.census_unreachable(self.handle, since, garbage, added_to)
 
     def forget(self) -> None:
         """Forget what was found, because other objects may have got the same identities."""
-        self._library.census_forget(self._handle)
+        self._library.census_forget(self.handle)
 
 
 class Asked(IntEnum):

@@ -86,6 +86,27 @@ EXPORT int *collector_count(int first, int second, int third) {
     return generations ? &generations->count : NULL;
 }
 
+/* Whether `earlier` is found among so many objects that are before the begin of a census. */
+static int is_near(const Census *census, Object earlier, int most) {
+    Link *link = before(link_of(census->moments[0]));
+    while (most-- >= 0) {
+        for (int i = 0; i < GENERATIONS - 1; i++) /* before the first of a list are the older ones */
+            if (link == &census->generations[i].link) link = before(&census->generations[i + 1].link);
+        if (link == &census->generations[GENERATIONS - 1].link) return 0;
+        if (object_of(link) == earlier) return 1;
+        link = before(link);
+    }
+    return 0;
+}
+
+/* Move the begin of a census back to that of an earlier one, if at most so many objects are between. */
+EXPORT void census_reach_back(Census *census, const Census *earlier, int most) {
+    if (!is_near(census, earlier->moments[0], most)) return;
+    py._IncRef(earlier->moments[0]);
+    py._DecRef(census->moments[0]);
+    census->moments[0] = earlier->moments[0];
+}
+
 EXPORT void census_end(Census *census) {
     for (int i = 0; i < MOMENTS; i++)
         if (census->moments[i]) py._DecRef(census->moments[i]);
@@ -114,6 +135,18 @@ static int64_t list_since(const Census *census, Object moment, int generations, 
         }
     }
     return (int64_t)table->count;
+}
+
+/* Whether a census of all since the begin looks at no more than so many objects. */
+EXPORT int census_is_small(const Census *census, int most) {
+    for (int i = 0; i < GENERATIONS; i++) {
+        const Link *end = &census->generations[i].link;
+        for (const Link *link = before(end); link != end; link = before(link)) {
+            if (link + 1 == census->moments[0]) return 1;
+            if (--most < 0) return 0;
+        }
+    }
+    return 1;
 }
 
 /* The functions that tell what objects of some types reference; the types exist during a census. */
