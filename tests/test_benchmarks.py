@@ -290,6 +290,41 @@ def test_pre_release_is_recognized_by_its_version(
 
 
 @pytest.mark.usefixtures("benchmarks")
+def test_interpreter_of_pyenv_is_found_if_none_is_on_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A row for another Python needs no more than its version; without it the error says so."""
+    import versions_environments
+
+    own = "{}.{}".format(*sys.version_info)
+    python = tmp_path / "versions" / f"{own}.99" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert versions_environments.interpreter(own) == str(python)
+    with pytest.raises(versions_environments.NotFoundError, match=r"there is no python2\.7 on"):
+        versions_environments.interpreter("2.7")
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_environment_without_this_project_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error says what to install; tests would fail there for want of the plugin."""
+    import venv
+
+    import versions_environments
+
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    refused = pytest.raises(
+        versions_environments.NotFoundError, match=r"pip install -e '.*\[test\]'"
+    )
+    with refused, versions_environments.reused(tmp_path):
+        pass
+
+
+@pytest.mark.usefixtures("benchmarks")
 def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
