@@ -317,6 +317,7 @@ def test_environment_without_this_project_is_refused(
     import versions_environments
 
     venv.create(tmp_path, with_pip=False, symlinks=True)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     refused = pytest.raises(
         versions_environments.NotFoundError, match=r"pip install -e '.*\[test\]'"
     )

@@ -72,6 +72,7 @@ class Shown(NamedTuple):
             texts = [
                 text.replace("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") for text in texts
             ]
+            texts = [text.replace("# blocks", "# block") for text in texts]
             texts = ["\n".join(sorted(map(_sorted, text.splitlines()))) for text in texts]
         texts = [_SECONDS.sub("# s", text) for text in texts]
         if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
