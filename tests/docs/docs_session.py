@@ -40,6 +40,8 @@ _WORKSPACES = re.compile(
 """What a kept workspace of cuBLAS makes of a message: a kind, and what is in use at the end."""
 _DROPS_WORKSPACES = (2, 15)
 """The torch from which cuBLAS's workspace is freed after each product."""
+_WRITTEN_BY = re.compile(r" \(its events [^)]*\)")
+"""By what a recording shows which torch wrote it."""
 _SITE = re.compile(r" in (?:[\w<>]+\.)*([\w<>]+): `[^`]*`")
 """A function without its class, and the expression in it that allocated."""
 _REBUILT = re.compile(r" by `[^`]*` at ")
@@ -73,6 +75,7 @@ class Shown(NamedTuple):
                 text.replace("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") for text in texts
             ]
             texts = [text.replace("# blocks", "# block") for text in texts]
+            texts = [_WRITTEN_BY.sub("", text) for text in texts]
             texts = ["\n".join(sorted(map(_sorted, text.splitlines()))) for text in texts]
         texts = [_SECONDS.sub("# s", text) for text in texts]
         if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
