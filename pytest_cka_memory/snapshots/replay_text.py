@@ -163,8 +163,8 @@ def _cause(trials: Trials, exact: Exactness) -> Iterator[str]:
         return
     if exact.ignored_addresses:
         yield (
-            f"likely cause: torch {_torch()} takes, of free blocks of one size, that in the oldest "
-            "segment; versions before 2.13 take that at the lowest address"
+            f"likely cause: torch {_torch()} takes, of free blocks of one size, the oldest; "
+            "versions before 2.12 take that at the lowest address"
         )
 
 

@@ -117,7 +117,7 @@ def test_replay_that_differs_says_why(tmp_path, capsys, has_cause):
     assert "the reserve differs from the recorded one after 1 of 2 allocations" in output
     cause = "cause: torch_npu has recorded it on an Ascend NPU; its allocator is another one"
     assert (cause in output) is has_cause
-    assert ("cause: " in output) is has_cause
+    assert ("cause: " in output) is (has_cause or TORCH == (2, 12))  # it takes the oldest block
 
 
 @pytest.mark.parametrize("size", [2 * MB, 20 * MB, 22 * MB])
