@@ -251,7 +251,8 @@ def in_order_of_ages(
     """Return replays in which older segments come first, if that explains a recording better.
 
     Of free blocks of one size, torch's allocator takes that at the lowest address, torch 2.12 the
-    oldest, and later versions that in the oldest segment. A file does not name the version that wrote it.
+    oldest, and later versions that in the oldest segment. A file does not name the version that
+    wrote it.
 
     Args:
         request_list: what was replayed.
