@@ -197,6 +197,8 @@ def main() -> None:
             failed += _failed_in(row)
     finally:
         finish()
+    if is_recorded(options):
+        print("to show the rows: python benchmarks/draw_tables.py")
     print("\n".join(f"FAILED {line}" for line in failed) or "all passed")
     sys.exit(1 if failed else 0)
 

@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[1]
 NEWEST, PRE_RELEASE = "newest", "pre-release"
 FOR_OPINFO = ("expecttest", "scipy")
 _IS_PRE_RELEASE = re.compile(r"\d(?:a|b|rc|\.dev)\d")
+_IS_INSTALLED = (
+    "import sys; from importlib.metadata import distributions as found; "
+    "sys.exit(not any(each.name == 'pytest-cka-memory' for each in found()))"
+)
 _IS_IT = "import sys; sys.exit('%d.%d' % sys.version_info[:2] != sys.argv[1])"
 
 
@@ -62,6 +66,8 @@ def interpreter(version: str | None) -> str:
     if version is None:
         return sys.executable
     found = [shutil.which(f"python{version}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    found += [str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{version}.*"))]
     if shutil.which("uv"):
         asked = subprocess.run(
             ["uv", "python", "find", "--no-python-downloads", version],
@@ -78,7 +84,9 @@ def interpreter(version: str | None) -> str:
             ).returncode
         ):
             return path
-    raise NotFoundError(f"there is no python{version} on the PATH; install it, or name another")
+    raise NotFoundError(
+        f"there is no python{version} on the PATH, and none of pyenv; install it, or name another"
+    )
 
 
 def check_pre_release(pip: Sequence[str], environment: dict[str, str]) -> None:
@@ -146,5 +154,15 @@ def fresh(asked: Versions, index: str | None) -> Iterator[Environment]:
 
 @contextmanager
 def reused(venv: Path) -> Iterator[Environment]:
-    """Use an environment that exists, and leave it."""
-    yield Environment(venv.absolute(), ROOT)
+    """Use an environment that exists, and leave it.
+
+    Raises:
+        NotFoundError: if this project is not installed there: pytest would not know its options.
+    """
+    environment = Environment(venv.absolute(), ROOT)
+    if subprocess.run([environment.python, "-c", _IS_INSTALLED], check=False).returncode:
+        raise NotFoundError(
+            f"this project is not installed there; run {environment.python} -m pip install -e "
+            f"'{ROOT}[test]', or name a version of torch"
+        )
+    yield environment

@@ -113,6 +113,7 @@ def opinfo(environment: Environment, tests: list[str] | None) -> dict[str, Any]:
         "refused_by_torch": sorted(set(raising) - set(unexpected)),
         "raising": {name: raising[name] for name in sorted(unexpected)},
         "other_values": {name: first[name] for name in sorted(other_values)},
+        "of_the_cpu": {name: found["of_the_cpu"][name][0] for name in sorted(found["of_the_cpu"])},
         "crashed": found["crashed"],
     }
 

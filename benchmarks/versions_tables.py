@@ -88,9 +88,12 @@ def _agreeing(row: Row) -> str:
     if "agreeing" not in step:
         return "failed" if step else "not run"
     wrong = {*step["other_values"], *step["crashed"]}
-    return f"{step['agreeing']} of {step['operators']}" + (
-        f"; wrong: {_names(wrong)}" * bool(wrong)
-    )
+    parts = [f"{step['agreeing']} of {step['operators']}"]
+    if step.get("of_the_cpu"):  # rows before it was looked for have none
+        parts.append(f"with single precision, not the CPU: {_names(step['of_the_cpu'])}")
+    if wrong:
+        parts.append(f"wrong: {_names(wrong)}")
+    return "; ".join(parts)
 
 
 def _raising(row: Row) -> str:

@@ -411,13 +411,19 @@ def segment_counter() -> ctypes.c_int32 | None:
     """Return the variable in which torch's allocator counts segments; None if it has none.
 
     Since torch 2.13 (pytorch#183591) it takes, of free blocks of one size, that of the segment with
-    the lowest number. Before, it took the one at the lowest address.
+    the lowest number. Torch 2.12 numbers each block, also one that is split off, so that no numbers
+    of ours give an order. Before, it took the one at the lowest address.
     """
-    name = "_ZN3c104cuda20CUDACachingAllocator6NativeL27registration_counter_globalE"
-    address = this_process.address_of_variable(
-        "libc10_cuda.so", name, ctypes.sizeof(ctypes.c_int32)
-    )
-    return None if address is None else ctypes.c_int32.from_address(address)
+    if torch.__version__ < "2.13":
+        return None
+    for static in ("L", ""):  # since torch 2.14 its name has internal linkage
+        name = f"_ZN3c104cuda20CUDACachingAllocator6Native{static}27registration_counter_globalE"
+        address = this_process.address_of_variable(
+            "libc10_cuda.so", name, ctypes.sizeof(ctypes.c_int32)
+        )
+        if address is not None:
+            return ctypes.c_int32.from_address(address)
+    return None
 
 
 _MOST_HISTORY_ENTRIES = 5_000_000

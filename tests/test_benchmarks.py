@@ -150,6 +150,7 @@ def test_operator_that_torch_itself_refuses_is_no_failure(tmp_path: Path) -> Non
             "operators": 4,
             "crashed": crashed,
             "different": {name: [problems[name]] for name in names},
+            "of_the_cpu": {"uniform": ["0: value: AssertionError: not close"]},
         }
 
         class Scripted:
@@ -163,6 +164,7 @@ def test_operator_that_torch_itself_refuses_is_no_failure(tmp_path: Path) -> Non
     assert refused["ok"]
     assert refused["refused_by_torch"] == ["histogram"]
     assert refused["agreeing"] == 3
+    assert list(refused["of_the_cpu"]) == ["uniform"]  # type: ignore[call-overload]
     assert not step([], ["mul"])["ok"]
     wrong = step(["ldexp", "add", "histogram"], [])
     assert not wrong["ok"]
@@ -285,6 +287,42 @@ def test_pre_release_is_recognized_by_its_version(
     version = "2.15.0"
     with pytest.raises(versions_environments.NotFoundError, match=r"finds is 2\.15\.0, which"):
         versions_environments.check_pre_release(["pip"], {})
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_interpreter_of_pyenv_is_found_if_none_is_on_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A row for another Python needs no more than its version; without it the error says so."""
+    import versions_environments
+
+    own = "{}.{}".format(*sys.version_info)
+    python = tmp_path / "versions" / f"{own}.99" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert versions_environments.interpreter(own) == str(python)
+    with pytest.raises(versions_environments.NotFoundError, match=r"there is no python2\.7 on"):
+        versions_environments.interpreter("2.7")
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_environment_without_this_project_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error says what to install; tests would fail there for want of the plugin."""
+    import venv
+
+    import versions_environments
+
+    venv.create(tmp_path, with_pip=False, symlinks=True)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    refused = pytest.raises(
+        versions_environments.NotFoundError, match=r"pip install -e '.*\[test\]'"
+    )
+    with refused, versions_environments.reused(tmp_path):
+        pass
 
 
 @pytest.mark.usefixtures("benchmarks")

@@ -28,6 +28,8 @@ ROUNDING = 512
 MOST_SMALL_BYTES = 2**20
 """Larger requests are from other segments than smaller ones."""
 _SMALL_SEGMENT_BYTES = 2 * 2**20
+_LARGE_PAGE_BYTES = 20 * 2**20
+"""An expandable segment of large blocks consists of such pages, one of small blocks of 2 MB."""
 
 
 class OldBlock(NamedTuple):
@@ -81,7 +83,8 @@ def beginning_of(device: Device) -> Beginning:
     """Return the state in which a device's recording begins, and complete :attr:`Device.pools`.
 
     Both are found by following the events backwards, from the segments at the end. Recordings
-    before torch 2.10 do not say in which pool an event was, but those segments do.
+    before torch 2.12 do not say in which pool an event was, but those segments do. What they do not
+    show is the pool of a graph that was deleted before: its events stay in the allocator's own pool.
     """
     return _Backwards(device).result()
 
@@ -219,15 +222,19 @@ class _Ranges:
                 kinds.append(set())
             if is_small is not None:
                 kinds[-1].add(is_small)
-        # Events do not say whether small or large blocks are in a range; the blocks themselves do.
+        # Events do not say whether small or large blocks are in a range; the blocks themselves do,
+        # and in an empty one its size.
         addresses = sorted(live)
         for segment, known in zip(merged, kinds, strict=True):
             first = bisect_right(addresses, segment.address - 1)
             last_one = bisect_right(addresses, segment.address + segment.bytes - 1)
             sizes = [live[at].requested_bytes for at in addresses[first:last_one]]
-            segment.is_small = (
-                True in known if known else bool(sizes) and max(sizes) <= MOST_SMALL_BYTES
-            )
+            if known:
+                segment.is_small = True in known
+            elif sizes:
+                segment.is_small = max(sizes) <= MOST_SMALL_BYTES
+            else:
+                segment.is_small = segment.bytes % _LARGE_PAGE_BYTES != 0
         return merged
 
 

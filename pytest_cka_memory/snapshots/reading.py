@@ -105,7 +105,7 @@ class Device:
     stream_names: list[int]
     pool_names: list[tuple[int, int]]
     names_pools: bool
-    """Whether the events say which pool they belong to; before torch 2.10 only segments did."""
+    """Whether the events say which pool they belong to; before torch 2.12 only segments did."""
     segments: list[Segment] = field(default_factory=list)
 
     def __len__(self) -> int:

@@ -163,8 +163,8 @@ def _cause(trials: Trials, exact: Exactness) -> Iterator[str]:
         return
     if exact.ignored_addresses:
         yield (
-            f"likely cause: torch {_torch()} takes, of free blocks of one size, that in the oldest "
-            "segment; versions before 2.13 take that at the lowest address"
+            f"likely cause: torch {_torch()} takes, of free blocks of one size, the oldest; "
+            "versions before 2.12 take that at the lowest address"
         )
 
 
@@ -274,11 +274,11 @@ def _notes(trials: Trials) -> Iterator[str]:
 def written_by(trials: Trials) -> str:
     """Return what the file tells of the torch version that wrote it."""
     if trials.device.names_pools:
-        known = "its events name pools, as versions after 2.9 write them"
+        known = "its events name pools, as torch 2.12 and later write them"
     elif not trials.snapshot.settings:
         known = "it has no allocator settings, which torch 2.3 and later write"
     else:
-        known = "its events do not name pools, which newer versions than 2.9 write"
+        known = "its events do not name pools, which torch 2.12 and later write"
     return (
         f"the file does not say which torch version wrote it ({known}); the replay is by {_torch()}"
     )

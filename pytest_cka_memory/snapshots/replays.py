@@ -250,8 +250,9 @@ def in_order_of_ages(
 ) -> tuple[Replayed, Replayed] | None:
     """Return replays in which older segments come first, if that explains a recording better.
 
-    Of free blocks of one size, torch's allocator takes that at the lowest address, and since torch
-    2.13 that in the oldest segment. A file does not name the version that wrote it.
+    Of free blocks of one size, torch's allocator takes that at the lowest address, torch 2.12 the
+    oldest, and later versions that in the oldest segment. A file does not name the version that
+    wrote it.
 
     Args:
         request_list: what was replayed.

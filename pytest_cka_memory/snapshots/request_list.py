@@ -244,13 +244,14 @@ class _Maker:
         return key
 
     def _release_held(self) -> None:
-        for key in self._held:
-            self.add(replaying.FREE, key)
-        self._held.clear()
+        # These first: while everything else is held, each gets its own place again.
         for key, block in self._again:
             self.add(replaying.FREE, key)
             self.add(replaying.ALLOCATE, block.address, _request(block), block.stream, block.pool)
         self._again.clear()
+        for key in self._held:
+            self.add(replaying.FREE, key)
+        self._held.clear()
 
     def _rebuild_expandable(self, segments: Sequence[OldSegment]) -> None:
         """Fill address ranges, unmap what has no memory, and free what was free."""

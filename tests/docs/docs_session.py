@@ -7,7 +7,8 @@ The notes of blocks:
 - ``not run: WHY`` on a shell block: its commands are only checked (``test_commands_not_run.py``);
 - ``output`` on a text block: what the last command printed; ``output: TITLE`` only the section of
   pytest's output whose title begins so; ``output, last line`` only that; ``output, torch 2.15`` is
-  compared without its figures with other versions of torch, whose workspaces have other sizes;
+  compared without its figures with other versions of torch, whose workspaces have other sizes,
+  and without the workspaces themselves if only one of the two keeps them between products;
 - ``drawn: NAME`` on a text block, ``checked by: TEST`` on any: another test compares it.
 
 A Python block without a note is run as a script, a shell block without a note is run: ``pytest``,
@@ -33,6 +34,14 @@ _MACHINE = re.compile(r"^(device: \w+) \(.*$", re.MULTILINE)
 _FIGURE = re.compile(r"\d[\d,.]*")
 _SECONDS = re.compile(r"\d[\d,.]* s\b")
 """When something happened in a recording."""
+_WORKSPACES = re.compile(
+    r",?\s+workspaces (?:< )?\d+ %(?=,|$)|^in use at the end:.*\n(?:  .*\n)*", re.MULTILINE
+)
+"""What a kept workspace of cuBLAS makes of a message: a kind, and what is in use at the end."""
+_DROPS_WORKSPACES = (2, 15)
+"""The torch from which cuBLAS's workspace is freed after each product."""
+_WRITTEN_BY = re.compile(r" \(its events [^)]*\)")
+"""By what a recording shows which torch wrote it."""
 _SITE = re.compile(r" in (?:[\w<>]+\.)*([\w<>]+): `[^`]*`")
 """A function without its class, and the expression in it that allocated."""
 _REBUILT = re.compile(r" by `[^`]*` at ")
@@ -56,19 +65,31 @@ class Shown(NamedTuple):
         ignored, kept = (_MACHINE, r"\1")
         if drawn_with and not version("torch").startswith(f"{drawn_with}."):
             ignored, kept = (_FIGURE, "#")
-        texts = [ignored.sub(kept, text) for text in (self.block.text, self.printed)]
-        if (
-            ignored is _FIGURE
-        ):  # by which lines are sorted; and up to 2.10 a variable has another name
+        texts = [self.block.text, self.printed]
+        if drawn_with and _keeps_workspaces(drawn_with) != _keeps_workspaces(version("torch")):
+            texts = [_WORKSPACES.sub("", text) for text in texts]
+        texts = [ignored.sub(kept, text) for text in texts]
+        if ignored is _FIGURE:
+            # Lines and lists are sorted by figures, and up to 2.10 a variable has another name.
             texts = [
                 text.replace("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") for text in texts
             ]
-            texts = ["\n".join(sorted(text.splitlines())) for text in texts]
+            texts = [text.replace("# blocks", "# block") for text in texts]
+            texts = [_WRITTEN_BY.sub("", text) for text in texts]
+            texts = ["\n".join(sorted(map(_sorted, text.splitlines()))) for text in texts]
         texts = [_SECONDS.sub("# s", text) for text in texts]
         if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
             texts = [_SITE.sub(r" in \1", " ".join(text.split())) for text in texts]
             texts = [_INPUTS.sub("other", _REBUILT.sub(" ", text)) for text in texts]
         return texts[0] == texts[1]
+
+
+def _sorted(line: str) -> str:
+    return ", ".join(sorted(line.split(", ")))
+
+
+def _keeps_workspaces(torch: str) -> bool:
+    return tuple(map(int, torch.split(".")[:2])) < _DROPS_WORKSPACES
 
 
 class Session:

@@ -197,6 +197,14 @@ def test_scaled_product_multiplies_by_its_scales(by_row):
         assert_equal(F.scaled_mm(*given, output_dtype=torch.bfloat16), expected, 2e-2)
 
 
+def test_scaled_product_of_eight_bits_saturates():
+    """A card converts to eight bits with saturation; torch's own conversion does since 2.13."""
+    a, one = torch.full((16, 32), 100.0).to(FLOAT8).cuda(), torch.ones(()).cuda()
+    b = torch.where(torch.arange(16) % 2 > 0, 1, -1).float().repeat(32, 1) * 16
+    found = torch._scaled_mm(a, b.to(FLOAT8).T.contiguous().T.cuda(), one, one, out_dtype=FLOAT8)
+    assert found.cpu().float().unique().tolist() == [-448, 448]
+
+
 def test_scales_of_blocks_are_not_taken_for_those_of_rows():
     """Scales of blocks are stored in another order than those of rows, so they are refused."""
     with pytest.raises(NotImplementedError, match="scales of blocks are not computed"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 from pytest_cka_memory.cli.repair import Session, _about_card, _about_peak
 from pytest_cka_memory.plugin.repair_session import Task
@@ -227,7 +228,7 @@ class FullCard(Session):
         (
             False,
             "not proven: del x: on emulate:cuda:t4,values=off: torch.OutOfMemoryError: CUDA out of "
-            "memory. If its reserve is in pieces, PYTORCH_ALLOC_CONF=expandable_segments:True "
+            f"memory. If its reserve is in pieces, {allocator_variable()}=expandable_segments:True "
             "helps",
         ),
     ],

@@ -10,6 +10,7 @@ import torch
 from recorded_programs import PROGRAMS
 
 from emulated_cuda import replaying
+from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.cli.main import OK, UNUSABLE, main
 from pytest_cka_memory.snapshots import replays, settings
 from pytest_cka_memory.snapshots.beginning import beginning_of
@@ -49,8 +50,6 @@ def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name
     """A recording tells what the program takes under other settings, and under its own the reserve
     follows the recorded one from the first to the last event.
     """
-    if name == "graphs_that_are_deleted" and TORCH < (2, 12):
-        pytest.xfail("20 MB less than the program with expandable segments; the cause is not known")
     path, _ = by_setting[""][name]
     runs = [Run(setting) for setting in by_setting]
     device, request_list, results = replayed(path, Run("", **AS_RECORDED), *runs)
@@ -62,7 +61,10 @@ def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name
         own = by_setting[setting][name][1]
         assert result.error == ""
         assert result.allocated_bytes == own["allocated_bytes"]
-        assert result.reserved_bytes == own["reserved_bytes"]
+        if device.names_pools or setting == "" or name != "graphs_that_are_deleted":
+            assert result.reserved_bytes == own["reserved_bytes"]
+        else:  # in the segments of its pool, such a graph would have left other gaps
+            assert abs(result.reserved_bytes - own["reserved_bytes"]) <= 20 * MB
 
 
 @pytest.mark.usefixtures("forked_replays")
@@ -116,7 +118,23 @@ def test_replay_that_differs_says_why(tmp_path, capsys, has_cause):
     assert "the reserve differs from the recorded one after 1 of 2 allocations" in output
     cause = "cause: torch_npu has recorded it on an Ascend NPU; its allocator is another one"
     assert (cause in output) is has_cause
-    assert ("cause: " in output) is has_cause
+    assert ("cause: " in output) is (has_cause or TORCH == (2, 12))  # it takes the oldest block
+
+
+@pytest.mark.parametrize("size", [2 * MB, 20 * MB, 22 * MB])
+def test_empty_range_is_of_small_blocks_unless_it_has_large_pages(tmp_path, size):
+    """No block tells for which blocks memory was mapped that was unmapped later."""
+    data = made.snapshot([made.event("segment_unmap", made.BASE, size)])
+    (device,) = read(made.written(tmp_path, data)).devices
+    (segment,) = beginning_of(device).segments
+    assert (segment.bytes, segment.is_small) == (size, size != 20 * MB)
+    assert segment.is_expandable
+
+
+def test_events_name_their_pools_since_torch_2_12(by_setting):
+    """Before, the pool of a graph that was deleted is not known."""
+    (device,) = read(by_setting[""]["graphs_that_are_deleted"][0]).devices
+    assert device.names_pools is (TORCH >= (2, 12))
 
 
 def test_beginning_is_computed_backwards(tmp_path):
@@ -187,7 +205,7 @@ def test_command_prints_what_fits(by_setting, tmp_path, capsys):
     assert "the reserve is the recorded one after each of" in text
     assert f"{own['reserved_bytes'] / MB:,.1f}" in text
     assert "no_setting" in text
-    assert "PYTORCH_ALLOC_CONF=expandable_segments:True in the environment" in text
+    assert f"{allocator_variable()}=expandable_segments:True in the environment" in text
     (data,) = json.loads((tmp_path / "out.json").read_text("utf-8"))
     found = {row["settings"]: row for row in data["trials"] if not row["emptied_before_events"]}
     assert found[EXPANDABLE]["reserved_bytes"] == needed

@@ -209,7 +209,11 @@ def scaled_mm(
         result = result + bias
     if scale_result is not None:
         result = result * scale_result
-    return result.to(self.dtype if out_dtype is None else out_dtype)
+    dtype = self.dtype if out_dtype is None else out_dtype
+    if dtype.itemsize == 1:  # cards convert to eight bits with saturation, torch does from 2.13 on
+        largest = torch.finfo(dtype).max
+        result = result.clamp(-largest, largest)
+    return result.to(dtype)
 
 
 _ONE_FOR_ALL, _OF_ROWS = 0, 1  # torch.nn.functional.ScalingType

@@ -1,5 +1,7 @@
 """Kernels of four programs that load and store eight elements each, by positions of their own."""
 
+import functools
+
 import torch
 from ttir import by_elements, function, launch
 
@@ -46,10 +48,17 @@ def compared(name, how, left, right, element="i32"):
     return f"%{name} = arith.cmpi {how}, {left}, {right} : tensor<8x{element}>"
 
 
+@functools.cache
+def own_pool():
+    """Return a pool in which nothing else lies behind a tensor: it has segments of 12 MB only."""
+    return torch.cuda.MemPool()
+
+
 def outcome(lines):
     """Return what a kernel of four programs writes, and its error."""
-    x = torch.arange(12 * 2**20 // 4, dtype=torch.float32).cuda()
-    out = torch.zeros(12 * 2**20 // 4).cuda()
+    with torch.cuda.use_mem_pool(own_pool()):
+        x = torch.arange(12 * 2**20 // 4, dtype=torch.float32).cuda()
+        out = torch.zeros(12 * 2**20 // 4).cuda()
     text = function(f"%x: {POINTER}, %out: {POINTER}", LINE + "\n".join(lines))
     try:
         launch(text, [x[64:], out], (4, 1, 1))
