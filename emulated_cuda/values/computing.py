@@ -416,19 +416,6 @@ def names_of_outs(operator: Any) -> list[str]:
     return [argument.name for argument in arguments if argument.kwarg_only and is_written(argument)]
 
 
-def into_out(operator: Any, compute: Kernel) -> Kernel:
-    """Return a function that writes what `compute` returns into the ``out`` arguments."""
-    names = names_of_outs(operator)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        outputs = [kwargs.pop(name) for name in names]
-        computed = compute(*args, **kwargs)
-        write(outputs, computed if len(names) > 1 else [computed])
-        return outputs if len(names) > 1 else outputs[0]
-
-    return call
-
-
 def not_computed(name: str, operator: Any, original: Kernel, why: str) -> Kernel:
     """Return a kernel that runs `original` and marks its results as not computed."""
     schema = torch_private.schema_of(operator)

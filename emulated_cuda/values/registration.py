@@ -17,11 +17,12 @@ from emulated_cuda.values import reading, special
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
-    into_out,
+    names_of_outs,
     not_computed,
 )
 from emulated_cuda.values.equivalents import EQUIVALENTS, by_name, recurrent
 from emulated_cuda.values.operators import Kernel
+from emulated_cuda.values.results import write
 from emulated_cuda.values.special import (
     accepting_numbers,
     as_on_a_card,
@@ -164,7 +165,7 @@ def _parts_with_out(name: str, cuda_kernel: Kernel) -> tuple[Any, Kernel, Kernel
     """Return the same for an operator with ``out`` that has the equivalent of one without."""
     operator = torch_private.operator_of(name)
     compute = by_name(operator, EQUIVALENTS[_functional_name(name)].function)
-    return operator, accepting_numbers(operator, cuda_kernel), into_out(operator, compute)
+    return operator, accepting_numbers(operator, cuda_kernel), _into_out(operator, compute)
 
 
 def _compute_of(name: str, operator: Any) -> Kernel:
@@ -223,3 +224,16 @@ def _has_own_results(name: str) -> bool:
         result.alias_info is not None and not result.alias_info.is_write
         for result in schema.returns
     )
+
+
+def _into_out(operator: Any, compute: Kernel) -> Kernel:
+    """Return a function that writes what `compute` returns into the ``out`` arguments."""
+    names = names_of_outs(operator)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outputs = [kwargs.pop(name) for name in names]
+        computed = compute(*args, **kwargs)
+        write(outputs, computed if len(names) > 1 else [computed])
+        return outputs if len(names) > 1 else outputs[0]
+
+    return call

@@ -84,7 +84,7 @@ def beginning_of(device: Device) -> Beginning:
 
     Both are found by following the events backwards, from the segments at the end. Recordings
     before torch 2.12 do not say in which pool an event was, but those segments do. What they do not
-    show is the pool of a graph that was deleted before: its events stay in the allocator's own pool.
+    show is the pool of a graph that was deleted before: its events stay in the allocator's own.
     """
     return _Backwards(device).result()
 

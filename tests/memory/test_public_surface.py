@@ -7,7 +7,8 @@ import pytest
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
 from pytest_cka_memory.core.figure_rows import Figure
-from pytest_cka_memory.core.figures import FIGURES, READABLE, FigureNames
+from pytest_cka_memory.core.figures import FIGURES, READABLE
+from pytest_cka_memory.core.record_parts import FigureNames
 from pytest_cka_memory.meters import Meter
 
 CONTRACT = (
