@@ -2,12 +2,15 @@
 
 import inspect
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.accelerator.meter import AllocatorHistory
+from pytest_cka_memory.plugin.item_probes import SnapshotFiles
+from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu
@@ -43,14 +46,24 @@ def users_recording(cuda):
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
-@contextmanager
-def history_recorded(meter):
-    """Record the allocator's history in the block, as a test with a folder for snapshots does."""
-    meter.record_history()
-    try:
-        yield
-    finally:
-        meter.stop_history()
+@pytest.fixture
+def history_recorded(request, probe):
+    """Return a context that records what a measured test does, given its folder for snapshots."""
+    stash = request.config.stash
+
+    @contextmanager
+    def recorded(folder):
+        settings = replace(stash[settings_key], snapshots=folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(stash, settings_key, settings)
+            files = SnapshotFiles(request.node, probe.meter)
+        files.begin()
+        try:
+            yield
+        finally:
+            files.close()
+
+    return recorded
 
 
 def is_recorded() -> bool:
@@ -77,11 +90,11 @@ def figures(probe, allocate):
     }
 
 
-def test_figures_are_the_same_with_the_history(probe, cuda, allocate, tmp_path):
+def test_figures_are_the_same_with_the_history(probe, cuda, allocate, history_recorded, tmp_path):
     """Recording the history of allocations allocates nothing on the device."""
     without = figures(probe, allocate)
     assert without["retained"] == 8 * 32
-    with history_recorded(probe.meter):
+    with history_recorded(tmp_path):
         assert is_recorded()
         recorded = figures(probe, allocate)
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
@@ -168,27 +181,29 @@ def test_history_is_not_recorded_for_frames_alone(probe, cuda, allocate):
 
 
 @pytest.mark.usefixtures("users_recording")
-def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
+def test_recording_of_the_user_goes_on_after_a_failed_test(probe, history_recorded, tmp_path):
     """After a failed test the user's own recording goes on, and the snapshot contains it."""
-    with history_recorded(probe.meter):
+    with history_recorded(tmp_path):
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert is_recorded()
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0
 
 
 @pytest.mark.usefixtures("users_recording")
-def test_recording_that_the_user_ends_is_not_started_again(probe, tmp_path):
+def test_recording_that_the_user_ends_is_not_started_again(probe, history_recorded, tmp_path):
     """If the user ends the recording, it is not started again, and no snapshot is written."""
-    with history_recorded(probe.meter):
+    with history_recorded(tmp_path):
         torch.cuda.memory._record_memory_history(enabled=None)
         assert not probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert not is_recorded()
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["by-name", "legacy"])
-def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, legacy):
+def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(
+    cuda, history_recorded, tmp_path, legacy
+):
     """A recording that the user starts goes on after the test, also if the plugin was recording."""
-    with history_recorded(probe.meter):
+    with history_recorded(tmp_path):
         if legacy:
             torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
         else:
@@ -197,10 +212,16 @@ def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, 
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def test_recording_leaves_no_patch(probe, cuda):
+def test_recording_leaves_no_patch(cuda, history_recorded, tmp_path):
     """After a recording, the functions that start and stop it are torch's own again."""
     names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
     before = [getattr(torch._C, name) for name in names]
-    with history_recorded(probe.meter):
+    with history_recorded(tmp_path):
         assert [getattr(torch._C, name) for name in names] != before
     assert [getattr(torch._C, name) for name in names] == before
+
+
+def test_nothing_is_recorded_without_a_folder_for_snapshots(cuda, history_recorded):
+    """Without a folder for snapshots, the plugin records no history of allocations."""
+    with history_recorded(None):
+        assert not is_recorded()
