@@ -109,9 +109,10 @@ def kinds() -> str:
     ]
     for name, counts in (("allocated", False), ("reserved", True)):
         counted = [row for row in rows if row.is_reserve is counts]
-        known = [row for row in counted if not row.case.rebuilt]
         lines.append((f"**{name}**", *_summary(counted)))
-        lines.append((f"**{name}, program and versions known**", *_summary(known)))
+        for what, is_rebuilt in (("program and versions known", False), ("rebuilt", True)):
+            part = [row for row in counted if bool(row.case.rebuilt) is is_rebuilt]
+            lines.append((f"**{name}, {what}**", *_summary(part)))
     blind = [row for row in rows if row.blind]
     lines += [("**blind**", *_summary(blind)), ("**all**", *_summary(rows))]
     head = (
