@@ -57,10 +57,14 @@ _MANY_MODULES = 100
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Show everything to the collector again before a test that does not exclude the imports.
 
-    Before another one, hide what a test has imported since, such as the compiler of torch.
+    Before another one, hide what a test has imported since, such as the compiler of torch; but not
+    from tests of the meters, which know what was hidden when their module began.
     """
-    if "imports_excluded_from_collection" not in getattr(item, "fixturenames", ()):
+    fixtures = getattr(item, "fixturenames", ())
+    if "imports_excluded_from_collection" not in fixtures:
         _unfreeze()
+    elif "imports_excluded_from_search" in fixtures:
+        return
     elif _has_frozen and len(sys.modules) > _frozen_modules + _MANY_MODULES:
         _freeze()
 

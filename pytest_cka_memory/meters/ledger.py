@@ -212,11 +212,15 @@ class Ledger(Locking):
                 self._is_changing = True
                 self._process_frees()
                 result = change(*args)
-                while self._waiting:
-                    self._record(*self._waiting.pop())
+                self._record_waiting()
                 return result
             finally:
                 self._is_changing = False
+
+    def _record_waiting(self) -> None:
+        # A loop that holds the lock may leave it held after a signal: see tests/test_locks.py.
+        while self._waiting:
+            self._record(*self._waiting.pop())
 
     def _record(
         self,

@@ -226,7 +226,7 @@ def _run(item: pytest.Item) -> tuple[int, int | None]:
         TestFailedError: if it failed before the region with that peak had ended.
     """
     ended = [region for region in _run_regions(item) if region["completed"]]
-    reserves = [region["reserved_peak_bytes"] for region in ended]
+    reserves = [region.get("reserved_peak_bytes") for region in ended]
     known = [size for size in reserves if size is not None]
     return max(region["peak_bytes"] for region in ended), max(known, default=None)
 
