@@ -160,7 +160,9 @@ def reused(venv: Path) -> Iterator[Environment]:
         NotFoundError: if this project is not installed there: pytest would not know its options.
     """
     environment = Environment(venv.absolute(), ROOT)
-    if subprocess.run([environment.python, "-c", _IS_INSTALLED], check=False).returncode:
+    # Not in this folder, where an editable installation in another environment leaves its name.
+    asked = [environment.python, "-c", _IS_INSTALLED]
+    if subprocess.run(asked, check=False, cwd=venv).returncode:
         raise NotFoundError(
             f"this project is not installed there; run {environment.python} -m pip install -e "
             f"'{ROOT}[test]', or name a version of torch"
