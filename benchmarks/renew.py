@@ -193,7 +193,7 @@ TABLES = {
         sums=("first_bytes",),
     ),
     "tracker": Table(
-        "fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3,
+        "fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3, needs="expecttest",
         part=ALL,
     ),
     "programs with recordings": Table(
