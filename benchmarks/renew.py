@@ -193,8 +193,8 @@ TABLES = {
         sums=("first_bytes",),
     ),
     "tracker": Table(
-        "fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3, needs="expecttest",
-        part=ALL,
+        "fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3,
+        needs="expecttest", part=ALL,
     ),
     "programs with recordings": Table(
         "recorded-programs.json",
