@@ -90,7 +90,7 @@ class BatchSamples:
         self._looked_at_younger = -1
         """The highest young generation that was collected: what is there now is no older."""
         self._collected_older: list[tuple[OlderGarbage, int, int]] = []
-        """What collections have freed of objects older than the region: see :meth:`_take`."""
+        """What collections have freed of objects older than the region: see `_count_found`."""
         self._highest_peak = -1
         self._garbage_at_peak = 0
 
@@ -297,11 +297,11 @@ class BatchSamples:
             older = self._census.collect_older()
             self.freed_garbage |= bool(older)
         count = len(self._boundaries)
-        self._take([*((it, unknown_until, count) for it in older), *self._collected_older])
+        self._count_found([*((it, unknown_until, count) for it in older), *self._collected_older])
         self._collected_older = []
 
-    def _take(self, found: Iterable[tuple[OlderGarbage, int, int]]) -> None:
-        """Take what was found for garbage at the boundaries where it may have been garbage.
+    def _count_found(self, found: Iterable[tuple[OlderGarbage, int, int]]) -> None:
+        """Count what was found as garbage at the boundaries where it may have been garbage.
 
         Until the batch in which memory was last allocated among them, objects were in use. After
         it, they became garbage at an unknown boundary, or when they were found.
