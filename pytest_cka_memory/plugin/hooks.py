@@ -151,11 +151,12 @@ class Hooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         when, error = call.when, None if call.excinfo is None else call.excinfo.value
+        failed = report.outcome == "failed"
         if error is not None:
             show_headline(error, report)
             if when == "call":
                 kept_tracebacks.note_exception(item, error)
-        if report.failed:
+        if failed:
             shared_regions.note_failure_in_scopes(item)
             if when == "call":
                 kept_tracebacks.note_failure(item)
@@ -163,10 +164,11 @@ class Hooks:
         judge = None if when == "setup" else item.stash.get(measuring.judge_key, None)
         if judge is not None:
             if when == "call":
-                if not report.failed:  # also a test that is expected to fail
+                if not failed:  # also a test that is expected to fail
                     judge.files.remove()
-                judge.add_explanations(report)
-                _name_repairs(item, error, report)
+                if report.longrepr is not None:
+                    judge.add_explanations(report)
+                    _name_repairs(item, error, report)
             # A plain attribute of builtin types: it reaches the controller together with the
             # report, and so it survives a worker that dies later.
             report.cka_memory = judge.take_payload(report)  # type: ignore[attr-defined]

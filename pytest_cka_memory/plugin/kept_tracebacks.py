@@ -11,9 +11,9 @@ before memory is read, because the test itself retains nothing of it.
 import gc
 import sys
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -28,7 +28,7 @@ _frames_key = pytest.StashKey[set[int]]()
 _NOT_SEARCHED = frozenset({"funcargs"})
 """Attributes of a test that contain the user's values."""
 _MOST_NESTED = 3
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+_CONTAINERS = frozenset({dict, list, tuple})
 _SEARCHED = frozenset({dict, list, tuple, pytest.ExceptionInfo, pytest.CallInfo})
 """Types that may contain an exception."""
 
@@ -71,7 +71,7 @@ def release_in_call(item: pytest.Item) -> None:
     running = _running_frames()
     errors, references = _errors_kept_by(item)
     for error, others in zip(errors, _references(errors), strict=True):
-        own = references[id(error)] + _references_of_frames(error, running)
+        own = references.get(id(error), 0) + _references_of_frames(error, running)
         if others <= _ALONE + own:
             _clear_variables(error)
     if sys.version_info < (3, 13):
@@ -158,7 +158,7 @@ _ALONE = _references((object(),))[0]
 """What this counts for a value to which only the sequence refers; differs between Pythons."""
 
 
-def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int]]:
+def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Mapping[int, int]]:
     """Return the exceptions that attributes of `item` keep, and how often each is referenced.
 
     Counts have the identity of an exception as their key. Only references on the way from the
@@ -169,7 +169,7 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
     for name, value in vars(item).items():
         kind = type(value)
         if kind not in _SEARCHED and not issubclass(kind, BaseException):
-            continue  # quickly, as what follows: for every test, without a call
+            continue  # of most attributes, for every test: so without a call
         if name not in _NOT_SEARCHED and _may_contain(value):
             for error, keeper in _errors_in(value, _MOST_NESTED, (id(item), name)):
                 keepers.setdefault(id(error), set()).add(keeper)
@@ -178,17 +178,21 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
     for error in errors.values():
         for name, part in _causes(error):
             keepers.setdefault(id(part), set()).add((id(error), name))
-    counts = Counter({key: len(each) for key, each in keepers.items()})
-    return list(errors.values()), counts
+    return list(errors.values()), {key: len(each) for key, each in keepers.items()}
 
 
 def _may_contain(value: Any) -> bool:
-    """Whether `value` is an exception or of a type that is searched; quickly, for every test."""
-    kind = type(value)
-    if kind is tuple or kind is list:  # most are names with their numbers
-        return not _PLAIN.issuperset(map(type, value))
-    if kind is dict:
-        return not _PLAIN.issuperset(map(type, value.values()))
+    """Whether `value` is an exception, or may have one in it; quickly, for every test."""
+    if type(value) not in _CONTAINERS:
+        return _is_searched(type(value))
+    parts = value.values() if type(value) is dict else value
+    kinds = set(map(type, parts))
+    if kinds == {tuple}:  # such as names with their numbers
+        kinds = set(map(type, chain.from_iterable(parts)))
+    return any(map(_is_searched, kinds))
+
+
+def _is_searched(kind: type) -> bool:
     return kind in _SEARCHED or issubclass(kind, BaseException)
 
 

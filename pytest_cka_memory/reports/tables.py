@@ -191,7 +191,11 @@ _NOT_MEASURED = (
 
 def provenance_of(session: Mapping[str, Any]) -> Provenance:
     """Return where the figures of a session come from."""
-    meter = str(session.get("meter")).lower()
+    return _provenance(str(session.get("meter")).lower())
+
+
+@lru_cache(maxsize=16)  # asked for each test, with the same text
+def _provenance(meter: str) -> Provenance:
     return next((source for source in _NOT_MEASURED if source.adjective in meter), _MEASURED)
 
 
