@@ -143,7 +143,12 @@ class Hooks:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
         measuring = self._measuring()
-        return (yield from measuring.measured_function(pyfuncitem, measuring.judge_of(pyfuncitem)))
+        try:
+            judge = measuring.judge_of(pyfuncitem)
+            return (yield from measuring.measured_function(pyfuncitem, judge))
+        except BaseException:  # another plugin may handle it, so that no report has it
+            kept_tracebacks.note_raised(pyfuncitem)
+            raise
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -153,6 +158,7 @@ class Hooks:
         when, error = call.when, None if call.excinfo is None else call.excinfo.value
         failed = report.outcome == "failed"
         if error is not None:
+            kept_tracebacks.note_raised(item)
             show_headline(error, report)
             if when == "call":
                 kept_tracebacks.note_exception(item, error)

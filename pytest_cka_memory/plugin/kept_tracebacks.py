@@ -22,6 +22,7 @@ import pytest
 from pytest_cka_memory.plugin.pytest_private import drop_instance
 
 _previous_key = pytest.StashKey[pytest.Item]()
+_raised_key = pytest.StashKey[bool]()
 _failed_key = pytest.StashKey[bool]()
 _frames_key = pytest.StashKey[set[int]]()
 """Identities of the frames in the tracebacks that pytest has shown during the call of a test."""
@@ -43,7 +44,9 @@ def release_at_setup(item: pytest.Item) -> bool:
     item.config.stash[_previous_key] = item
     if _frames_key in item.stash:  # of an earlier run
         del item.stash[_frames_key]
-    errors = [] if previous is None else list(_errors_kept_by(previous)[0])
+    errors: list[BaseException] = []
+    if previous is not None and _raised_key in previous.stash:  # to search takes a while
+        errors, _ = _errors_kept_by(previous)
     for error in errors:
         _clear_variables(error)
     # Not before the test is run again, because a plugin may have wrapped its method.
@@ -51,6 +54,11 @@ def release_at_setup(item: pytest.Item) -> bool:
     if previous is not None and has_failed and previous is not item:
         drop_instance(previous)
     return bool(errors) or has_failed
+
+
+def note_raised(item: pytest.Item) -> None:
+    """Record that an exception has come from `item`, which any plugin may keep."""
+    item.stash[_raised_key] = True
 
 
 def note_exception(item: pytest.Item, error: BaseException) -> None:
