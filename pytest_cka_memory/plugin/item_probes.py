@@ -36,9 +36,7 @@ from pytest_cka_memory.plugin.settings import Settings, settings_key
 class ItemExplainer:
     """Decides which figures of a test's regions are explained, before their tensors are freed."""
 
-    def __init__(
-        self, item: pytest.Item, settings: Settings, limits: Sequence[Limit] = ()
-    ) -> None:
+    def __init__(self, item: pytest.Item, settings: Settings, limits: Sequence[Limit] = ()) -> None:
         self.limits = limits
         """As of the start of the call; batch boundaries use these."""
         self._item, self._settings = item, settings

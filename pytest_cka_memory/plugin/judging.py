@@ -13,7 +13,6 @@ from pytest_cka_memory.core.markers import NO_ALLOCATIONS
 from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, judge
 from pytest_cka_memory.errors import LimitWarning
-from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.plugin.item_probes import (

@@ -108,9 +108,7 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
                 probe.records += records
             if _is_testcase(item) and _keeps_failed_subtests(item):
                 judge.complete_none(in_fixtures)
-            outcome = CallOutcome(
-                True, returned, are_untouched(records, probe.meter), compared
-            )
+            outcome = CallOutcome(True, returned, are_untouched(records, probe.meter), compared)
             judgement = judge.end_call(outcome, records)
             failed = not returned or judgement.is_broken
             ended_by = None if returned else sys.exc_info()[1]

@@ -109,7 +109,7 @@ def pytest_pyfunc_call(pyfuncitem):
 """
 
 
-def test_memory_of_an_exception_that_a_plugin_handles_is_freed_before_the_next_test(session, pytester):
+def test_memory_of_an_exception_that_a_plugin_handles_is_freed(session, pytester):
     """A plugin may handle an exception and keep it, so that the test passes and no report has it:
     what its traceback keeps is freed as well.
     """
