@@ -98,21 +98,25 @@ class WholeTest(ItemExplainer):
         self._records = probe.records
         self._meter = probe.meter
         self._in_fixtures = len(probe.records)
+        self._has_begun = False
 
     def begin(self) -> Region:
         """Begin the region; nothing else may reference it, because it references this."""
         also = _additions_of(self._item, self._settings, self.limits)
-        return begin_region(
+        region = begin_region(
             *(self._meter, self, self.is_thorough, also),
             partial(kept_tracebacks.release_in_call, self._item),
         )
+        self._has_begun = True
+        return region
 
     def is_thorough(self) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
         settings = self._settings
         is_exact = settings.explain or settings.baseline.updating or settings.also
-        # As of now, because a test may get a marker while it runs.
-        return bool(is_exact or self._over_runs or plan_of(self._item).limits)
+        # As of now: a test may get a marker while it runs.
+        limits = plan_of(self._item).limits if self._has_begun else self.limits
+        return bool(is_exact or self._over_runs or limits)
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures to explain; none of a region that is not reported."""
@@ -185,10 +189,8 @@ class SnapshotFiles:
     """
 
     def __init__(self, item: pytest.Item, meter: Meter) -> None:
-        self._meter, self._nodeid = meter, item.nodeid
+        self._meter, self._item = meter, item
         self._folder = item.config.stash[settings_key].snapshots
-        self._start = item.config.invocation_params.dir
-        self._config = item.config
         self._file: RefusalFile | None = None
 
     def begin(self) -> None:
@@ -197,9 +199,9 @@ class SnapshotFiles:
             self._meter.record_history()
         # Not on devices that never refuse memory: each test would wait for the name of a file.
         if type(self._meter).open_refusal_file is not Meter.open_refusal_file:
-            folder, make_folder = _usual_folder(self._config)
+            folder, make_folder = _usual_folder(self._item.config)
             if folder is not None:
-                path = _path(folder, self._nodeid)
+                path = _path(folder, self._item.nodeid)
                 self._file = self._meter.open_refusal_file(path, make_folder)
 
     def close(self) -> None:
@@ -217,7 +219,7 @@ class SnapshotFiles:
             failed: whether the test has failed, by it or by a limit.
         """
         if failed and self._folder is not None:
-            text = write_snapshot(self._folder, self._nodeid, self._meter)
+            text = write_snapshot(self._folder, self._item.nodeid, self._meter)
             # The program may have ended the recording when it ran out of memory.
             if not (text.startswith(_NONE) and self._file is not None and self._file.is_written):
                 return text
@@ -228,7 +230,7 @@ class SnapshotFiles:
         if file is None or not file.is_written:
             why = f"{_NONE}{file.problem}\n" if file is not None and file.problem else ""
             return why + _HOW_TO_RECORD
-        path = _as_typed(file.path, self._start)
+        path = _as_typed(file.path, self._item.config.invocation_params.dir)
         text = _RECORDED if file.has_history else _LIVE
         return text.format(path) + _COMMANDS.format(shlex.quote(path))
 

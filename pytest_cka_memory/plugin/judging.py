@@ -96,8 +96,9 @@ class ItemJudge:
     def end_call(self, outcome: CallOutcome, whole: Sequence[RegionRecord]) -> Judgement:
         """Judge the regions of the call, and over all runs the figures of the whole test."""
         self._call = outcome
-        of_runs = whole if self.runs > 1 else ()
-        return self._judge([replace(record, label=_OVER_RUNS) for record in of_runs])
+        if self.runs == 1:
+            return self._judge()
+        return self._judge([replace(record, label=_OVER_RUNS) for record in whole])
 
     def complete_none(self, first: int) -> None:
         """Mark the regions from the number `first` on as not completed, so that none is judged."""
@@ -194,8 +195,9 @@ class ItemJudge:
         self._unreported.append(judgement)
         self._facts = probe.meter.facts()
         figures = tables.properties_of(judgement.results, self._facts, item.config.rootpath)
-        figures += [(tables.LARGEST_PROPERTY, size) for size in probe.largest_sizes]
-        probe.largest_sizes.clear()
+        if probe.largest_sizes:
+            figures += [(tables.LARGEST_PROPERTY, size) for size in probe.largest_sizes]
+            probe.largest_sizes.clear()
         if figures:
             item.stash.setdefault(properties_key, []).extend(figures)
             item.user_properties += figures
@@ -255,8 +257,9 @@ def _judge_regions(
         call: what is known of the call.
         meter: what has measured the regions.
     """
-    limits = plan.usable_limits()
-    compared = item.config.stash.get(compared_key, {}).get(item.nodeid)
+    limits, nodeid = plan.usable_limits(), item.nodeid
+    compared_tests = item.config.stash.get(compared_key, None)
+    compared = compared_tests.get(nodeid) if compared_tests else None
     if compared is not None:
         from pytest_cka_memory.core.relations import ComparedRegion
 
@@ -272,9 +275,10 @@ def _judge_regions(
         for record in records
         if (relation := limit.pending(record)) is not None
     ]
-    results = [judge(item.nodeid, record, limits) for record in records]
-    settings = item.config.stash[settings_key]
-    results += [judge(item.nodeid, it, _limits_over_runs(settings)) for it in over_runs]
+    results = [judge(nodeid, record, limits) for record in records]
+    if over_runs:
+        of_runs = _limits_over_runs(item.config.stash[settings_key])
+        results += [judge(nodeid, record, of_runs) for record in over_runs]
     if call.is_untouched and are_untouched(records, meter):
         results = _without_kept_limits(item, plan, results, meter)
     mistakes: list[str] = []
