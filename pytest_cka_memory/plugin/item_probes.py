@@ -157,9 +157,9 @@ def _additions_of(
     added.update(settings.also)
     if settings.timeline is not None and settings.draws(item.nodeid):
         added.add(TIMELINE)
-    compared = item.config.stash.get(compared_key, None)
-    if compared and item.nodeid in compared:
-        added |= compared[item.nodeid].additions
+    if compared_key in item.config.stash:
+        compared = item.config.stash[compared_key].get(item.nodeid)
+        added |= compared.additions if compared is not None else set()
     return added
 
 

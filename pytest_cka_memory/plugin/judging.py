@@ -210,10 +210,9 @@ judge_key = pytest.StashKey[ItemJudge]()
 
 def judge_of(item: pytest.Item) -> ItemJudge | None:
     """Return what judges `item`, made on first use; None for a test that is not measured."""
-    judge = item.stash.get(judge_key, None)
-    if judge is None and plan_of(item).is_measured:
-        return _begin_measuring(item)
-    return judge
+    if judge_key in item.stash:
+        return item.stash[judge_key]
+    return _begin_measuring(item) if plan_of(item).is_measured else None
 
 
 def judge_for_fixture(item: pytest.Item) -> ItemJudge:
@@ -258,8 +257,8 @@ def _judge_regions(
         meter: what has measured the regions.
     """
     limits, nodeid = plan.usable_limits(), item.nodeid
-    compared_tests = item.config.stash.get(compared_key, None)
-    compared = compared_tests.get(nodeid) if compared_tests else None
+    has_compared = compared_key in item.config.stash
+    compared = item.config.stash[compared_key].get(nodeid) if has_compared else None
     if compared is not None:
         from pytest_cka_memory.core.relations import ComparedRegion
 

@@ -44,14 +44,14 @@ def release_at_setup(item: pytest.Item) -> bool:
     item.config.stash[_previous_key] = item
     if _frames_key in item.stash:  # of an earlier run
         del item.stash[_frames_key]
-    errors: list[BaseException] = []
-    if previous is not None and _raised_key in previous.stash:  # to search takes a while
-        errors, _ = _errors_kept_by(previous)
+    if previous is None or _raised_key not in previous.stash:  # to search takes a while
+        return False
+    errors, _ = _errors_kept_by(previous)
     for error in errors:
         _clear_variables(error)
     # Not before the test is run again, because a plugin may have wrapped its method.
-    has_failed = previous is not None and previous.stash.get(_failed_key, False)
-    if previous is not None and has_failed and previous is not item:
+    has_failed = previous.stash.get(_failed_key, False)
+    if has_failed and previous is not item:
         drop_instance(previous)
     return bool(errors) or has_failed
 
@@ -73,7 +73,7 @@ def release_in_call(item: pytest.Item) -> None:
 
     An exception that the user keeps as well is left as it is, because the test retains it.
     """
-    noted = item.stash.get(_frames_key, None)
+    noted = item.stash[_frames_key] if _frames_key in item.stash else None
     if not noted:
         return
     running = _running_frames()
@@ -125,8 +125,8 @@ def _frames_of(error: BaseException) -> set[FrameType]:
 
 
 def note_failure(item: pytest.Item) -> None:
-    """Record that the call of `item` has failed."""
-    item.stash[_failed_key] = True
+    """Record that the call of `item` has failed, perhaps without an exception."""
+    item.stash[_failed_key] = item.stash[_raised_key] = True
 
 
 def _clear_variables(error: BaseException) -> None:
