@@ -73,7 +73,9 @@ def release_in_call(item: pytest.Item) -> None:
 
     An exception that the user keeps as well is left as it is, because the test retains it.
     """
-    noted = item.stash[_frames_key] if _frames_key in item.stash else None
+    if _frames_key not in item.stash:  # mostly; to get a default from the stash takes longer
+        return
+    noted = item.stash[_frames_key]
     if not noted:
         return
     running = _running_frames()
