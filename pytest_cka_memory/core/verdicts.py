@@ -229,6 +229,8 @@ class Result:
 
 def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
     """Judge `record` by every limit; a region that an exception ended is not judged."""
+    if not limits:  # as in most tests of a session that only reports
+        return Result(nodeid, record)
     judging = limits if record.completed else ()
     verdicts = [_warned(limit, verdict) for limit in judging for verdict in limit.verdicts(record)]
     return Result(

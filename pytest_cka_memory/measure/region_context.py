@@ -3,13 +3,17 @@
 And the labels of the regions that it opens.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 from typing import Any, NoReturn
 
+from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure.evidence import Explainer
 from pytest_cka_memory.measure.region import Region, public_names
+from pytest_cka_memory.measure.region_stack import region_stack_for
+from pytest_cka_memory.meters.base import Meter
 
 Opening = Callable[[], AbstractContextManager[Region]]
 
@@ -120,6 +124,33 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
             f"{name} of {self._call}: a 'with' block gives the region its name; write "
             f"'with cka_memory.{self._call} as region:', and read region.{name} after the block"
         )
+
+
+def begin_region(
+    meter: Meter,
+    explainer: Explainer,
+    is_thorough: Callable[[], bool],
+    also: Collection[str],
+    before_reading: Callable[[], None],
+) -> Region:
+    """Begin a region without a probe, a label and a context; :func:`end_region` must follow.
+
+    Each test of a session has one around all of it, which must take little time. For the arguments
+    see :class:`.MemoryProbe`.
+    """
+    return Region("", region_stack_for(meter), explainer, is_thorough, also, before_reading)
+
+
+def end_region(region: Region, completed: bool, error: BaseException | None) -> RegionRecord:
+    """End a region of :func:`begin_region`; return its record.
+
+    Args:
+        region: the region.
+        completed: whether its code has ended without an exception.
+        error: the exception otherwise.
+    """
+    region._close(completed, error=error)
+    return region.record
 
 
 def never_closed(labels: Iterable[str]) -> str:

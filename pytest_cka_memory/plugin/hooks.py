@@ -32,6 +32,8 @@ class Hooks:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._measurement: ModuleType | None = None
+        self._meter: Meter | None = None
+        """That of the session, from when it is known."""
         self._regions: shared_regions.FixtureRegions | None = None
         self._serials: dict[pytest.FixtureDef[Any], int | None] = {}
         """The number of allocations before each class and module was set up; None if nothing was
@@ -51,6 +53,11 @@ class Hooks:
             self._measurement = measurement
             self._regions = shared_regions.regions_of(self._config)
         return self._measurement
+
+    def _known_meter(self) -> "Meter | None":
+        if self._meter is None:
+            self._meter = known_meter(self._config)
+        return self._meter
 
     @pytest.hookimpl(trylast=True)
     def pytest_cka_memory_meter(self, device: str) -> "Meter":
@@ -89,7 +96,7 @@ class Hooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         released = kept_tracebacks.release_at_setup(item)
-        meter = known_meter(self._config)
+        meter = self._known_meter()
         if meter is not None:
             if released:
                 meter.between_regions(objects_dropped=True, since=self._start_serial)
@@ -103,7 +110,7 @@ class Hooks:
     @pytest.hookimpl(specname="pytest_runtest_setup")
     def pytest_runtest_setup_after_skips(self, item: pytest.Item) -> None:
         plan = plan_of(item)
-        if plan.is_measured:
+        if plan.is_measured and self._known_meter() is None:
             fail_without_meter(item)
         if plan.scoped_limits:
             shared_regions.begin_scopes(item)
@@ -114,16 +121,18 @@ class Hooks:
     ) -> None:
         if not is_set_up(fixturedef):  # other fixtures may drop anything
             return
-        meter = known_meter(self._config)
+        meter = self._known_meter()
         does_nothing = is_set_up_of_testcase(fixturedef) and not has_class_fixture(request.cls)
         if does_nothing or meter is not None:
             serial = None if meter is None or does_nothing else meter.serial()
             self._serials[fixturedef] = serial
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        meter = known_meter(self._config)
         # What a fixture of one test made shows in the level, but a module's model was part of it.
-        if meter is not None and fixturedef.scope != "function":
+        if fixturedef.scope == "function":
+            return
+        meter = self._known_meter()
+        if meter is not None:
             since = self._serials.pop(fixturedef, 0)
             if since is not None:
                 meter.between_regions(objects_dropped=True, since=since)
@@ -143,7 +152,12 @@ class Hooks:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
         measuring = self._measuring()
-        return (yield from measuring.measured_function(pyfuncitem, measuring.judge_of(pyfuncitem)))
+        try:
+            judge = measuring.judge_of(pyfuncitem)
+            return (yield from measuring.measured_function(pyfuncitem, judge))
+        except BaseException:  # another plugin may handle it, so that no report has it
+            kept_tracebacks.note_raised(pyfuncitem)
+            raise
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -151,22 +165,28 @@ class Hooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         when, error = call.when, None if call.excinfo is None else call.excinfo.value
+        failed = report.outcome == "failed"
         if error is not None:
+            kept_tracebacks.note_raised(item)
             show_headline(error, report)
             if when == "call":
                 kept_tracebacks.note_exception(item, error)
-        if report.failed:
+        if failed:
             shared_regions.note_failure_in_scopes(item)
             if when == "call":
                 kept_tracebacks.note_failure(item)
-        measuring = self._measuring()
-        judge = None if when == "setup" else item.stash.get(measuring.judge_key, None)
+        if when == "setup":
+            judge = None
+        else:
+            measuring = self._measuring()
+            judge = item.stash.get(measuring.judge_key, None)
         if judge is not None:
             if when == "call":
-                if not report.failed:  # also a test that is expected to fail
+                if not failed:  # also a test that is expected to fail
                     judge.files.remove()
-                judge.add_explanations(report)
-                _name_repairs(item, error, report)
+                if report.longrepr is not None:
+                    judge.add_explanations(report)
+                    _name_repairs(item, error, report)
             # A plain attribute of builtin types: it reaches the controller together with the
             # report, and so it survives a worker that dies later.
             report.cka_memory = judge.take_payload(report)  # type: ignore[attr-defined]

@@ -23,22 +23,23 @@ from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.verdicts import Limit, judge
 from pytest_cka_memory.integrations.process_roles import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.measure.region_context import begin_region
 from pytest_cka_memory.meters.base import Meter, RefusalFile
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.device import meter_of
 from pytest_cka_memory.plugin.plan import compared_key, plan_of
 from pytest_cka_memory.plugin.pytest_private import without_capture
-from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.plugin.settings import Settings, settings_key
 
 
 class ItemExplainer:
     """Decides which figures of a test's regions are explained, before their tensors are freed."""
 
-    def __init__(self, item: pytest.Item) -> None:
-        self.limits: Sequence[Limit] = ()
+    def __init__(self, item: pytest.Item, settings: Settings, limits: Sequence[Limit] = ()) -> None:
+        self.limits = limits
         """As of the start of the call; batch boundaries use these."""
-        self._item = item
-        self._settings = item.config.stash[settings_key]
+        self._item, self._settings = item, settings
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures to explain: those too high and, on request, what is retained."""
@@ -50,7 +51,7 @@ class ItemExplainer:
         figures = {"retained_bytes", "peak_bytes"} if explains_all else set()
         if judged_by:
             figures |= _figures_too_high(self._item.nodeid, record, judged_by)
-        if any(limit.reports_host for limit in self.limits):
+        if self.limits and any(limit.reports_host for limit in self.limits):
             figures.add(GROWTH_ON_HOST)
         return figures
 
@@ -73,25 +74,54 @@ class ItemExplainer:
         return self._settings.draws_paths
 
 
-class WholeTestExplainer(ItemExplainer):
-    """Explains figures of the region around the whole test."""
+class WholeTest(ItemExplainer):
+    """Begins the region around a whole test, and explains its figures.
+
+    Args:
+        item: the test.
+        settings: of the session.
+        limits: those of the test, as of the start of the call.
+        over_runs: those over all runs of it, if there are several.
+        probe: that of the regions in the test and its fixtures.
+    """
 
     def __init__(
         self,
         item: pytest.Item,
+        settings: Settings,
         limits: Sequence[Limit],
         over_runs: Sequence[Limit],
-        has_regions: Callable[[], bool],
+        probe: MemoryProbe,
     ) -> None:
-        super().__init__(item)
-        self.limits = limits
+        super().__init__(item, settings, limits)
         self._over_runs = over_runs
-        self._has_regions = has_regions
-        """Whether the test has regions of its own, so that only growth over its runs is judged."""
+        self._records = probe.records
+        self._meter = probe.meter
+        self._in_fixtures = len(probe.records)
+        self._has_begun = False
+
+    def begin(self) -> Region:
+        """Begin the region; nothing else may reference it, because it references this."""
+        also = _additions_of(self._item, self._settings, self.limits)
+        region = begin_region(
+            *(self._meter, self, self.is_thorough, also),
+            partial(kept_tracebacks.release_in_call, self._item),
+        )
+        self._has_begun = True
+        return region
+
+    def is_thorough(self) -> bool:
+        """Whether the figures of the whole test are more than a row in the report."""
+        settings = self._settings
+        is_exact = settings.explain or settings.baseline.updating or settings.also
+        # As of now: a test may get a marker while it runs.
+        limits = plan_of(self._item).limits if self._has_begun else self.limits
+        return bool(is_exact or self._over_runs or limits)
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures to explain; none of a region that is not reported."""
-        if self._has_regions():
+        # If the test has regions of its own, only growth over its runs is judged.
+        if len(self._records) > self._in_fixtures:
             return self._figures(record, self._over_runs, explains_all=False)
         judged_by = [*self.limits, *self._over_runs]
         return self._figures(record, judged_by, explains_all=self._settings.explain)
@@ -103,41 +133,34 @@ def _figures_too_high(nodeid: str, record: RegionRecord, limits: Sequence[Limit]
     return {breach.figure for breach in breaches if breach.measured_bytes is not None}
 
 
-def probe_for(
-    item: pytest.Item, explainer: ItemExplainer, is_thorough: Callable[[], bool] = lambda: True
-) -> MemoryProbe:
-    """Return a probe for regions of a test.
+def probe_for(item: pytest.Item, explainer: ItemExplainer, settings: Settings) -> MemoryProbe:
+    """Return a probe for the regions in a test and in its fixtures.
 
     Args:
         item: the test.
         explainer: decides which figures are explained.
-        is_thorough: whether garbage in reference cycles must be freed first.
+        settings: of the session.
     """
-    meter = meter_of(item.config)
     return MemoryProbe(
-        meter=meter,
+        meter=meter_of(item.config),
         explainer=explainer,
-        is_thorough=is_thorough,
-        also=partial(_additions_of, item),
+        also=lambda: _additions_of(item, settings, plan_of(item).limits),
         before_reading=partial(kept_tracebacks.release_in_call, item),
     )
 
 
-def _additions_of(item: pytest.Item) -> Collection[str]:
+def _additions_of(
+    item: pytest.Item, settings: Settings, limits: Sequence[Limit]
+) -> Collection[str]:
     """Return what the regions of a test measure in addition."""
-    of_limits = {limit.addition for limit in plan_of(item).limits} - {""}
-    settings = item.config.stash[settings_key]
-    drawn = [TIMELINE] if settings.draws(item.nodeid) else []
-    compared = item.config.stash.get(compared_key, {}).get(item.nodeid)
-    for_others = compared.additions if compared is not None else ()
-    return of_limits.union(settings.also, drawn, for_others)
-
-
-def is_judged_as_a_whole(item: pytest.Item, runs: int) -> bool:
-    """Whether the figures of the whole test are more than a row in the report."""
-    settings = item.config.stash[settings_key]
-    is_exact = settings.explain or settings.baseline.updating or settings.also
-    return bool(is_exact or runs > 1 or plan_of(item).limits)
+    added = {limit.addition for limit in limits} - {""} if limits else set()
+    added.update(settings.also)
+    if settings.timeline is not None and settings.draws(item.nodeid):
+        added.add(TIMELINE)
+    if compared_key in item.config.stash:
+        compared = item.config.stash[compared_key].get(item.nodeid)
+        added |= compared.additions if compared is not None else set()
+    return added
 
 
 _LONGEST_NAME = 120
@@ -166,10 +189,8 @@ class SnapshotFiles:
     """
 
     def __init__(self, item: pytest.Item, meter: Meter) -> None:
-        self._meter, self._nodeid = meter, item.nodeid
+        self._meter, self._item = meter, item
         self._folder = item.config.stash[settings_key].snapshots
-        self._start = item.config.invocation_params.dir
-        self._config = item.config
         self._file: RefusalFile | None = None
 
     def begin(self) -> None:
@@ -178,9 +199,9 @@ class SnapshotFiles:
             self._meter.record_history()
         # Not on devices that never refuse memory: each test would wait for the name of a file.
         if type(self._meter).open_refusal_file is not Meter.open_refusal_file:
-            folder, make_folder = _usual_folder(self._config)
+            folder, make_folder = _usual_folder(self._item.config)
             if folder is not None:
-                path = _path(folder, self._nodeid)
+                path = _path(folder, self._item.nodeid)
                 self._file = self._meter.open_refusal_file(path, make_folder)
 
     def close(self) -> None:
@@ -198,7 +219,7 @@ class SnapshotFiles:
             failed: whether the test has failed, by it or by a limit.
         """
         if failed and self._folder is not None:
-            text = write_snapshot(self._folder, self._nodeid, self._meter)
+            text = write_snapshot(self._folder, self._item.nodeid, self._meter)
             # The program may have ended the recording when it ran out of memory.
             if not (text.startswith(_NONE) and self._file is not None and self._file.is_written):
                 return text
@@ -209,7 +230,7 @@ class SnapshotFiles:
         if file is None or not file.is_written:
             why = f"{_NONE}{file.problem}\n" if file is not None and file.problem else ""
             return why + _HOW_TO_RECORD
-        path = _as_typed(file.path, self._start)
+        path = _as_typed(file.path, self._item.config.invocation_params.dir)
         text = _RECORDED if file.has_history else _LIVE
         return text.format(path) + _COMMANDS.format(shlex.quote(path))
 

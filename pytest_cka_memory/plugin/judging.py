@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -13,14 +13,12 @@ from pytest_cka_memory.core.markers import NO_ALLOCATIONS
 from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, judge
 from pytest_cka_memory.errors import LimitWarning
-from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.plugin.item_probes import (
     ItemExplainer,
     SnapshotFiles,
-    WholeTestExplainer,
-    is_judged_as_a_whole,
+    WholeTest,
     probe_for,
 )
 from pytest_cka_memory.plugin.options import is_narrowed
@@ -58,9 +56,10 @@ class Judgement(NamedTuple):
     @property
     def is_broken(self) -> bool:
         """Whether a limit is broken, also if it only warns."""
-        return any(result.breaches for result in self.results)
+        return any(map(_BREACHES, self.results))
 
 
+_BREACHES = attrgetter("breaches")
 _OVER_RUNS = "repeated runs"
 """The label of the region over all runs."""
 properties_key = pytest.StashKey[list[tables.Property]]()
@@ -71,11 +70,12 @@ class ItemJudge:
     """Judges the regions of one test as they end, and keeps what its reports get."""
 
     def __init__(self, item: pytest.Item) -> None:
-        self.runs = _runs_of(item)
-        """How often the code of the test runs."""
         self._item = item
-        self._explainer = ItemExplainer(item)
-        self.probe = probe_for(item, self._explainer)
+        self._settings = item.config.stash[settings_key]
+        self.runs = _runs_of(item, self._settings)
+        """How often the code of the test runs."""
+        self._explainer = ItemExplainer(item, self._settings)
+        self.probe = probe_for(item, self._explainer, self._settings)
         """Measures the regions of the test and of its fixtures."""
         self.files = SnapshotFiles(item, self.probe.meter)
         self._call = CallOutcome()
@@ -83,26 +83,22 @@ class ItemJudge:
         """How many of the probe's regions were judged."""
         self._unreported: list[Judgement] = []
         """Those that no report has taken along yet."""
+        self._facts: dict[str, Any] = {}
+        """Of the meter when regions were last judged: what a test does may add to them."""
 
-    def begin_call(self) -> MemoryProbe:
-        """Take note that the call of the test begins; return the probe for the whole of it."""
+    def begin_call(self) -> WholeTest:
+        """Take note that the call of the test begins; return what begins a region around it."""
         self._call = CallOutcome(has_begun=True)
-        settings = self._item.config.stash[settings_key]
         limits = self._explainer.limits = plan_of(self._item).usable_limits()
-        over_runs = _limits_over_runs(settings) if self.runs > 1 else ()
-        probe = self.probe
-        in_fixtures = len(probe.records)
-        explainer = WholeTestExplainer(
-            self._item, limits, over_runs, has_regions=lambda: len(probe.records) > in_fixtures
-        )
-        is_thorough = partial(is_judged_as_a_whole, self._item, self.runs)
-        return probe_for(self._item, explainer, is_thorough)
+        over_runs = _limits_over_runs(self._settings) if self.runs > 1 else ()
+        return WholeTest(self._item, self._settings, limits, over_runs, self.probe)
 
     def end_call(self, outcome: CallOutcome, whole: Sequence[RegionRecord]) -> Judgement:
         """Judge the regions of the call, and over all runs the figures of the whole test."""
         self._call = outcome
-        of_runs = whole if self.runs > 1 else ()
-        return self._judge([replace(record, label=_OVER_RUNS) for record in of_runs])
+        if self.runs == 1:
+            return self._judge()
+        return self._judge([replace(record, label=_OVER_RUNS) for record in whole])
 
     def complete_none(self, first: int) -> None:
         """Mark the regions from the number `first` on as not completed, so that none is judged."""
@@ -158,7 +154,7 @@ class ItemJudge:
         if not results and not unmeasured:
             return None
         payload: Payload = {
-            "facts": self.probe.meter.facts(),
+            "facts": self._facts or self.probe.meter.facts(),
             "regions": [result.filled() for result in results],
             "unmeasured": unmeasured,
             "narrowed": is_narrowed(self._item.config),
@@ -197,9 +193,11 @@ class ItemJudge:
         plan = plan_of(item)  # as of now, because a test may get a marker while it runs
         judgement = _judge_regions(item, plan, records, over_runs, self._call, probe.meter)
         self._unreported.append(judgement)
-        figures = tables.properties_of(judgement.results, probe.meter.facts(), item.config.rootpath)
-        figures += [(tables.LARGEST_PROPERTY, size) for size in probe.largest_sizes]
-        probe.largest_sizes.clear()
+        self._facts = probe.meter.facts()
+        figures = tables.properties_of(judgement.results, self._facts, item.config.rootpath)
+        if probe.largest_sizes:
+            figures += [(tables.LARGEST_PROPERTY, size) for size in probe.largest_sizes]
+            probe.largest_sizes.clear()
         if figures:
             item.stash.setdefault(properties_key, []).extend(figures)
             item.user_properties += figures
@@ -212,10 +210,9 @@ judge_key = pytest.StashKey[ItemJudge]()
 
 def judge_of(item: pytest.Item) -> ItemJudge | None:
     """Return what judges `item`, made on first use; None for a test that is not measured."""
-    judge = item.stash.get(judge_key, None)
-    if judge is None and plan_of(item).is_measured:
-        return _begin_measuring(item)
-    return judge
+    if judge_key in item.stash:
+        return item.stash[judge_key]
+    return _begin_measuring(item) if plan_of(item).is_measured else None
 
 
 def judge_for_fixture(item: pytest.Item) -> ItemJudge:
@@ -228,15 +225,17 @@ def _begin_measuring(item: pytest.Item) -> ItemJudge:
     return judge
 
 
-def _runs_of(item: pytest.Item) -> int:
+def _runs_of(item: pytest.Item, settings: Settings) -> int:
     """Return how often the code of a test runs: once if it is not a plain function.
 
     It must be asked before the call, because pytest-asyncio replaces the function of a coroutine.
     """
+    if settings.repeat == 1:
+        return 1
     function = getattr(item, "obj", None)
     if function is None or inspect.iscoroutinefunction(function):
         return 1
-    return item.config.stash[settings_key].repeat
+    return settings.repeat
 
 
 def _judge_regions(
@@ -257,8 +256,9 @@ def _judge_regions(
         call: what is known of the call.
         meter: what has measured the regions.
     """
-    limits = plan.usable_limits()
-    compared = item.config.stash.get(compared_key, {}).get(item.nodeid)
+    limits, nodeid = plan.usable_limits(), item.nodeid
+    has_compared = compared_key in item.config.stash
+    compared = item.config.stash[compared_key].get(nodeid) if has_compared else None
     if compared is not None:
         from pytest_cka_memory.core.relations import ComparedRegion
 
@@ -274,9 +274,10 @@ def _judge_regions(
         for record in records
         if (relation := limit.pending(record)) is not None
     ]
-    results = [judge(item.nodeid, record, limits) for record in records]
-    settings = item.config.stash[settings_key]
-    results += [judge(item.nodeid, it, _limits_over_runs(settings)) for it in over_runs]
+    results = [judge(nodeid, record, limits) for record in records]
+    if over_runs:
+        of_runs = _limits_over_runs(item.config.stash[settings_key])
+        results += [judge(nodeid, record, of_runs) for record in over_runs]
     if call.is_untouched and are_untouched(records, meter):
         results = _without_kept_limits(item, plan, results, meter)
     mistakes: list[str] = []

@@ -11,9 +11,9 @@ before memory is read, because the test itself retains nothing of it.
 import gc
 import sys
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -22,13 +22,14 @@ import pytest
 from pytest_cka_memory.plugin.pytest_private import drop_instance
 
 _previous_key = pytest.StashKey[pytest.Item]()
+_raised_key = pytest.StashKey[bool]()
 _failed_key = pytest.StashKey[bool]()
 _frames_key = pytest.StashKey[set[int]]()
 """Identities of the frames in the tracebacks that pytest has shown during the call of a test."""
 _NOT_SEARCHED = frozenset({"funcargs"})
 """Attributes of a test that contain the user's values."""
 _MOST_NESTED = 3
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+_CONTAINERS = frozenset({dict, list, tuple})
 _SEARCHED = frozenset({dict, list, tuple, pytest.ExceptionInfo, pytest.CallInfo})
 """Types that may contain an exception."""
 
@@ -43,14 +44,21 @@ def release_at_setup(item: pytest.Item) -> bool:
     item.config.stash[_previous_key] = item
     if _frames_key in item.stash:  # of an earlier run
         del item.stash[_frames_key]
-    errors = [] if previous is None else list(_errors_kept_by(previous)[0])
+    if previous is None or _raised_key not in previous.stash:  # to search takes a while
+        return False
+    errors, _ = _errors_kept_by(previous)
     for error in errors:
         _clear_variables(error)
     # Not before the test is run again, because a plugin may have wrapped its method.
-    has_failed = previous is not None and previous.stash.get(_failed_key, False)
-    if previous is not None and has_failed and previous is not item:
+    has_failed = previous.stash.get(_failed_key, False)
+    if has_failed and previous is not item:
         drop_instance(previous)
     return bool(errors) or has_failed
+
+
+def note_raised(item: pytest.Item) -> None:
+    """Record that an exception has come from `item`, which any plugin may keep."""
+    item.stash[_raised_key] = True
 
 
 def note_exception(item: pytest.Item, error: BaseException) -> None:
@@ -65,13 +73,15 @@ def release_in_call(item: pytest.Item) -> None:
 
     An exception that the user keeps as well is left as it is, because the test retains it.
     """
-    noted = item.stash.get(_frames_key, None)
+    if _frames_key not in item.stash:  # mostly; to get a default from the stash takes longer
+        return
+    noted = item.stash[_frames_key]
     if not noted:
         return
     running = _running_frames()
     errors, references = _errors_kept_by(item)
     for error, others in zip(errors, _references(errors), strict=True):
-        own = references[id(error)] + _references_of_frames(error, running)
+        own = references.get(id(error), 0) + _references_of_frames(error, running)
         if others <= _ALONE + own:
             _clear_variables(error)
     if sys.version_info < (3, 13):
@@ -117,8 +127,8 @@ def _frames_of(error: BaseException) -> set[FrameType]:
 
 
 def note_failure(item: pytest.Item) -> None:
-    """Record that the call of `item` has failed."""
-    item.stash[_failed_key] = True
+    """Record that the call of `item` has failed, perhaps without an exception."""
+    item.stash[_failed_key] = item.stash[_raised_key] = True
 
 
 def _clear_variables(error: BaseException) -> None:
@@ -158,7 +168,7 @@ _ALONE = _references((object(),))[0]
 """What this counts for a value to which only the sequence refers; differs between Pythons."""
 
 
-def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int]]:
+def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Mapping[int, int]]:
     """Return the exceptions that attributes of `item` keep, and how often each is referenced.
 
     Counts have the identity of an exception as their key. Only references on the way from the
@@ -169,7 +179,7 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
     for name, value in vars(item).items():
         kind = type(value)
         if kind not in _SEARCHED and not issubclass(kind, BaseException):
-            continue  # quickly, as what follows: for every test, without a call
+            continue  # of most attributes, for every test: so without a call
         if name not in _NOT_SEARCHED and _may_contain(value):
             for error, keeper in _errors_in(value, _MOST_NESTED, (id(item), name)):
                 keepers.setdefault(id(error), set()).add(keeper)
@@ -178,17 +188,21 @@ def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int
     for error in errors.values():
         for name, part in _causes(error):
             keepers.setdefault(id(part), set()).add((id(error), name))
-    counts = Counter({key: len(each) for key, each in keepers.items()})
-    return list(errors.values()), counts
+    return list(errors.values()), {key: len(each) for key, each in keepers.items()}
 
 
 def _may_contain(value: Any) -> bool:
-    """Whether `value` is an exception or of a type that is searched; quickly, for every test."""
-    kind = type(value)
-    if kind is tuple or kind is list:  # most are names with their numbers
-        return not _PLAIN.issuperset(map(type, value))
-    if kind is dict:
-        return not _PLAIN.issuperset(map(type, value.values()))
+    """Whether `value` is an exception, or may have one in it; quickly, for every test."""
+    if type(value) not in _CONTAINERS:
+        return _is_searched(type(value))
+    parts = value.values() if type(value) is dict else value
+    kinds = set(map(type, parts))
+    if kinds == {tuple}:  # such as names with their numbers
+        kinds = set(map(type, chain.from_iterable(parts)))
+    return any(map(_is_searched, kinds))
+
+
+def _is_searched(kind: type) -> bool:
     return kind in _SEARCHED or issubclass(kind, BaseException)
 
 

@@ -16,6 +16,7 @@ import pytest
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.measure.region_context import end_region
 from pytest_cka_memory.plugin.judging import (
     CallOutcome,
     ItemJudge,
@@ -78,17 +79,24 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
     probe = judge.probe
     in_fixtures = len(probe.records)
     whole = judge.begin_call()
-    region: Region | None = None
+    records: list[RegionRecord] = []
     returned = False
     compared: Sequence[tuple[str, RegionRecord]] = ()
     judge.files.begin()
     try:
+        region: Region | None = None
         try:
-            with whole.measure() as region:
-                region.label = ""  # that of the test is enough
+            region = whole.begin()
+            completed = False
+            try:
                 # Weak, because the caller has it until the test is judged.
-                weak = weakref.ref(region)
-                yield partial(_end_run, weak, probe, in_fixtures, judge.runs)
+                yield partial(_end_run, weakref.ref(region), probe, in_fixtures, judge.runs)
+                completed = True
+            finally:
+                # Without a name, because the exception's traceback references this frame.
+                records.append(
+                    end_region(region, completed, None if completed else sys.exc_info()[1])
+                )
             returned = True
         except AssertionError as error:
             if _were_compared(error):
@@ -97,13 +105,11 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
         finally:
             region = None  # it references the meter's peaks
             if len(probe.records) == in_fixtures:
-                probe.records.extend(whole.records)
+                probe.records += records
             if _is_testcase(item) and _keeps_failed_subtests(item):
                 judge.complete_none(in_fixtures)
-            outcome = CallOutcome(
-                True, returned, are_untouched(whole.records, whole.meter), compared
-            )
-            judgement = judge.end_call(outcome, whole.records)
+            outcome = CallOutcome(True, returned, are_untouched(records, probe.meter), compared)
+            judgement = judge.end_call(outcome, records)
             failed = not returned or judgement.is_broken
             ended_by = None if returned else sys.exc_info()[1]
             if line := judge.files.end(ended_by, failed=failed):

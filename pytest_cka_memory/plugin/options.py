@@ -223,8 +223,10 @@ def are_given(config: pytest.Config) -> bool:
 
 def is_narrowed(config: pytest.Config) -> bool:
     """Whether tests of a collected file may be missing from this session."""
-    return (
-        config.stash.get(narrowed_key, False)
-        or any("::" in arg for arg in config.args)
-        or bool(config.getoption("lf", False))  # --last-failed deselects without calling the hook
-    )
+    narrowed = config.stash.get(narrowed_key, None)
+    if narrowed is None:  # asked for each test, but the command line does not change
+        narrowed = config.stash[narrowed_key] = (
+            any("::" in arg for arg in config.args)
+            or bool(config.getoption("lf", False))  # --last-failed deselects without the hook
+        )
+    return narrowed

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,13 +64,19 @@ class _Computed:
         """Whether the plan would be the same if it were computed again."""
         if self.depends_on_meter and self.meter is not known_meter(item.config):
             return False
-        marks = _marks_around(item)
-        # By identity, because the arguments of two markers may be tensors, which have no equality.
-        return len(marks) == len(self.marks) and all(map(is_, marks, self.marks))
+        # Called several times for each test, so without the generator item.iter_markers(). By
+        # identity, because the arguments of two markers may be tensors, which have no equality.
+        known = iter(self.marks)
+        node: Node | None = item
+        while node is not None:
+            for mark in node.own_markers:
+                if mark is not next(known, None):
+                    return False
+            node = node.parent
+        return next(known, None) is None
 
 
 def _marks_around(item: pytest.Item) -> list[pytest.Mark]:
-    # Called several times for each test, so without the generator item.iter_markers().
     marks: list[pytest.Mark] = []
     node: Node | None = item
     while node is not None:

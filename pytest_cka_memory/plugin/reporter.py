@@ -270,19 +270,25 @@ class Reporter:
         self.builder.expect(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        payload = getattr(report, "cka_memory", None)
-        worker = getattr(report, "worker_id", self.process)
-        if report.when == "setup" and (report.nodeid, worker) in self._reruns:
-            self._reruns.remove((report.nodeid, worker))
-            self.builder.forget(report.nodeid, worker)
+        if self._reruns and report.when == "setup":
+            run = report.nodeid, self._worker(report)
+            if run in self._reruns:
+                self._reruns.remove(run)
+                self.builder.forget(*run)
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # pytest-rerunfailures
-            self._reruns.add((report.nodeid, worker))
+            self._reruns.add((report.nodeid, self._worker(report)))
+        payload = getattr(report, "cka_memory", None)
         if payload is not None:
-            self.builder.locate(report.nodeid, *report.location[:2])
-            self.builder.add(report.nodeid, worker, _outcome(report), payload)
+            nodeid = report.nodeid
+            self.builder.locate(nodeid, *report.location[:2])
+            self.builder.add(nodeid, self._worker(report), _outcome(report), payload)
             report.cka_memory = None  # type: ignore[attr-defined]  # pytest keeps every report
         if report.when == "teardown":
             self.builder.finish(report.nodeid, teardown_failed=report.failed)
+
+    def _worker(self, report: pytest.TestReport) -> str:
+        worker: str = getattr(report, "worker_id", self.process)
+        return worker
 
     # pytest_sessionfinish would be too late: the status in the summary line is decided before.
     @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figure_rows import Figure
-from pytest_cka_memory.core.figures import COLUMNS, FIGURES, shown_columns
+from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.errors import ReportError
@@ -191,7 +191,11 @@ _NOT_MEASURED = (
 
 def provenance_of(session: Mapping[str, Any]) -> Provenance:
     """Return where the figures of a session come from."""
-    meter = str(session.get("meter")).lower()
+    return _provenance(str(session.get("meter")).lower())
+
+
+@lru_cache(maxsize=16)  # asked for each test, with the same text
+def _provenance(meter: str) -> Provenance:
     return next((source for source in _NOT_MEASURED if source.adjective in meter), _MEASURED)
 
 
@@ -223,7 +227,7 @@ def properties_of(
     figures: list[Property] = [
         (name, number)
         for record in records
-        for name, number in zip(_names_in(change(record.label)), _figures_of(record), strict=True)
+        for name, number in _named_figures(record, change(record.label))
         if number is not None
     ]
     if figures and names_device:
@@ -231,13 +235,25 @@ def properties_of(
     return figures
 
 
+def _named_figures(record: RegionRecord, label: str) -> Iterable[tuple[str, float | None]]:
+    """Return the figures of a region with their names, without some that are None."""
+    # Most regions have no additions, and each test has a region.
+    if _OF_ADDITIONS.isdisjoint(vars(record)):
+        return zip(_names_in(label, _USUAL), _usual_of(record), strict=True)
+    return zip(_names_in(label, _NAMES_OF_FIGURES), _figures_of(record), strict=True)
+
+
 @lru_cache(maxsize=256)
-def _names_in(label: str) -> tuple[str, ...]:
-    """Return the names of all figures of a region, made once because pytest keeps each."""
+def _names_in(label: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of figures of a region, made once because pytest keeps each."""
     # XML cannot hold control characters, and pytest does not escape those in a name.
     label = "".join(char if char.isprintable() else "?" for char in label)
     start = f"{_PREFIX}{label}." if label else _PREFIX
-    return tuple(f"{start}{name}" for name in FIGURES)
+    return tuple(f"{start}{name}" for name in names)
 
 
-_figures_of = attrgetter(*FIGURES)
+_NAMES_OF_FIGURES = tuple(FIGURES)
+_USUAL = tuple(name for name, row in FIGURES.items() if not row.measured_by)
+_OF_ADDITIONS = frozenset(FIGURES).difference(_USUAL)
+_figures_of = attrgetter(*_NAMES_OF_FIGURES)
+_usual_of = attrgetter(*_USUAL)

@@ -96,6 +96,45 @@ def test_card_is_not_full_after_an_out_of_memory_error(session):
     assert "CUDA out of memory" in run.text
 
 
+HANDLED_BY_A_PLUGIN = """
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    try:
+        return (yield)
+    except RuntimeError as error:
+        pyfuncitem.of_a_plugin = error
+        return True
+"""
+
+
+def test_memory_of_an_exception_that_a_plugin_handles_is_freed(session, pytester):
+    """A plugin may handle an exception and keep it, so that the test passes and no report has it:
+    what its traceback keeps is freed as well.
+    """
+    pytester.makeconftest(HANDLED_BY_A_PLUGIN)
+    run = session(
+        """
+        import weakref
+        import torch
+
+        SEEN = []
+
+        def test_raises():
+            values = torch.empty(2**25)
+            SEEN.append(weakref.ref(values))
+            raise RuntimeError("handled")
+
+        def test_after():
+            assert len(SEEN) == 1 and SEEN[0]() is None
+        """,
+        "--cka-memory-report",
+        forked=True,
+    )
+    run.assert_outcomes(passed=2)
+
+
 def error_that_keeps(values):
     """Return an exception whose traceback refers to `values`."""
     try:
@@ -132,6 +171,7 @@ def test_values_are_released_wherever_the_exception_is(attribute):
         SimpleNamespace(config=config, stash=pytest.Stash(), funcargs={}) for _ in range(2)
     )
     item.of_a_plugin = attribute(error)
+    kept_tracebacks.note_raised(item)
     assert not kept_tracebacks.release_at_setup(item)
     assert values_kept_by(error) == [1]
     assert kept_tracebacks.release_at_setup(following)
