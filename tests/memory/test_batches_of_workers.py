@@ -128,8 +128,8 @@ def test_batch_of_a_worker_is_made_in_the_line_of_the_loop(native: MemoryProbe) 
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_the_ledger_counts_a_kept_batch_when_it_was_used_or_at_the_end(used: bool) -> None:
-    """A kept batch is retained; before the end of the region it counts once an operator used it."""
+def test_the_ledger_counts_a_kept_batch_when_it_was_used(used: bool) -> None:
+    """A kept batch counts, as growth and as retained, once an operator has used it."""
     kept = []
     with MemoryProbe(meter=StorageMeter()).measure() as region:
         for (batch,) in region.batches(loader(2)):
@@ -138,4 +138,15 @@ def test_the_ledger_counts_a_kept_batch_when_it_was_used_or_at_the_end(used: boo
                 batch.sum()
             del batch
     assert region.growth_bytes_per_batch == (BATCH_BYTES if used else 0)
-    assert region.retained_bytes == len(kept) * BATCH_BYTES
+    assert region.retained_bytes == (len(kept) * BATCH_BYTES if used else 0)
+
+
+def test_the_ledger_does_not_accuse_who_uses_a_batch_that_is_older_than_the_region() -> None:
+    """A batch that came before an inner region is not new there, although it is first used there."""
+    probe = MemoryProbe(meter=StorageMeter())
+    with probe.measure():
+        batches = list(loader(2))
+        with probe.measure() as inner:
+            for (batch,) in batches:
+                batch.sum()
+    assert (inner.retained_bytes, inner.net_bytes) == (0, 0)
