@@ -142,7 +142,7 @@ def test_the_ledger_counts_a_kept_batch_when_it_was_used(used: bool) -> None:
 
 
 def test_the_ledger_does_not_accuse_who_uses_a_batch_that_is_older_than_the_region() -> None:
-    """A batch that came before an inner region is not new there, although it is first used there."""
+    """A batch that came before an inner region is not new there, although it is first used then."""
     probe = MemoryProbe(meter=StorageMeter())
     with probe.measure():
         batches = list(loader(2))
