@@ -202,18 +202,27 @@ class Ledger(Locking):
     ) -> None:
         size, key = storage.nbytes(), storage_key(storage)
         known = self._live.get(key)
-        if known is not None and known() is not storage:  # freed, and its address was used again
-            self._process_frees()
+        if known is not None and known() is storage:
+            if known.size != size:
+                self._resize(known, size)
+            return
+        if known is not None:  # freed, and its address was used again
             self._remove(known)
-            known = None
-        if known is None:
-            maybe_alive = self._maybe_alive.pop(key, None)
-            if maybe_alive is not None and site is None and maybe_alive.size == size:
-                self._restore(maybe_alive, storage)
-            else:
-                self._enter(storage, key, 0 if counted else size, site)
-        elif known.size != size:
-            self._resize(known, size)
+        maybe_alive = self._maybe_alive.pop(key, None)
+        if maybe_alive is not None and site is None and maybe_alive.size == size:
+            self._restore(maybe_alive, storage)
+            return
+        # The callback may run at any time in any thread, so it takes no lock.
+        entry = Entry(storage, self._freed.append)
+        entry.key = key
+        entry.site = site
+        entry.excluded_bytes = 0 if counted else size
+        entry.history = [(self.serial, 0)]
+        entry.size = size
+        self._live[key] = entry  # complete: a collection may record it again
+        if FREES_ONLY_OBJECTS and is_shared_memory(storage):
+            self._shared[key] = StorageWeakRef(storage)
+        self._resize(entry, size)
 
     def note_collection(self, *, begins: bool) -> None:
         """Tell apart what a garbage collection frees, if that makes a difference to anyone."""
@@ -264,25 +273,6 @@ class Ledger(Locking):
             self.settle()
             return list(self._live.values())
 
-    def _enter(
-        self,
-        storage: torch.UntypedStorage,
-        key: int,
-        excluded_bytes: int,
-        site: OperatorSite | None,
-    ) -> None:
-        # The callback may run at any time in any thread, so it takes no lock.
-        entry = Entry(storage, self._freed.append)
-        entry.key = key
-        entry.site = site
-        entry.excluded_bytes = excluded_bytes
-        entry.history = [(self.serial, 0)]
-        entry.size = storage.nbytes()
-        self._live[key] = entry  # complete: a collection may record it again
-        if FREES_ONLY_OBJECTS and is_shared_memory(storage):
-            self._shared[key] = StorageWeakRef(storage)
-        self._resize(entry, entry.size)
-
     def _resize(self, entry: Entry, size: int) -> None:
         (changed, before), weight = entry.history[-1], max(0, size - entry.excluded_bytes)
         self.serial += 1
@@ -309,17 +299,14 @@ class Ledger(Locking):
             elif self._live.get(freed.key) is freed:
                 self._remove(freed)
                 if self._collecting:
-                    self._note_collected(freed)
+                    if FREES_ONLY_OBJECTS:
+                        self._maybe_alive[freed.key] = freed
+                    for counted in self._collected:
+                        counted.add(freed)
             self._freed.popleft()  # only now: a RecursionError may have come
         for key, weak in list(self._shared.items()):
             if weak.expired():
                 self._remove(self._live[key])
-
-    def _note_collected(self, entry: Entry) -> None:
-        if FREES_ONLY_OBJECTS:
-            self._maybe_alive[entry.key] = entry
-        for counted in self._collected:
-            counted.add(entry)
 
     def _restore(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Continue `entry` with a new Python object for the same storage."""
@@ -335,11 +322,8 @@ class Ledger(Locking):
             self._note_peak()
 
     def _remove(self, entry: Entry) -> None:
-        if self._live.get(entry.key) is not entry:
-            return
         weight = entry.weight
-        was_allocated = entry.history[0][0] < self._peak_serial
-        if was_allocated and entry.weight_at(self._peak_serial) > 0:
+        if entry.weight_at(self._peak_serial) > 0:
             self._freed_since_peak.append(entry)
         self._shared.pop(entry.key, None)
         # No calls below: each may fail if the stack is exhausted, and would then be repeated.

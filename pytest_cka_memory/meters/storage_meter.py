@@ -60,12 +60,10 @@ class CountingMode(TorchDispatchMode):
         owner = self.owner
         if not owner.counting:  # the region of this thread was never closed
             return func(*args, **kwargs)
-        # A backward pass uses tensors that only the graph held, live since before the region.
-        counted = func is _ALWAYS_NEW or (
-            owner.counts_unknown_storages and torch_private.graph_task_id() == -1
-        )
-        operator = func if func is _ALWAYS_NEW else None
-        owner.record((*args, *kwargs.values()), counted=counted, operator=operator)
+        if func is not _ALWAYS_NEW:
+            # A backward pass uses tensors that only the graph held, live since before the region.
+            counted = owner.counts_unknown_storages and torch_private.graph_task_id() == -1
+            owner.record((*args, *kwargs.values()), counted=counted)
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
@@ -73,7 +71,7 @@ class CountingMode(TorchDispatchMode):
             if torch_versions.REFUSED_NUMBER not in str(error):
                 raise
             result = func(*_numbers_as_tensors(func, args), **kwargs)
-        owner.record((result,), counted=True, operator=func)
+        owner.record((result,), operator=func)
         return result
 
 
@@ -151,7 +149,9 @@ class StorageTracker(SharedPatches):
             self.record_unseen(young=True)
         self.ledger.note_collection(begins=begins)
 
-    def record(self, values: Iterable[Any], *, counted: bool, operator: object = None) -> None:
+    def record(
+        self, values: Iterable[Any], *, counted: bool = True, operator: object = None
+    ) -> None:
         """Record the storages of every tensor in `values`, including nested lists.
 
         Args:
@@ -173,14 +173,6 @@ class StorageTracker(SharedPatches):
                         )
             elif isinstance(value, (list, tuple)):
                 self.record(value, counted=counted, operator=operator)
-
-    def nothing_is_live(self) -> bool:
-        """Whether it is proved that no storage is live, so that a collection could free none.
-
-        The ledger knows those that only C++ holds if an operator has used them. The others do not
-        count anyway.
-        """
-        return self.ledger.is_empty() and none_after_collecting() and self.ledger.is_empty()
 
     def record_unseen(self, *, young: bool = False) -> None:
         """Record live storages that no operator has shown; with `young`, only recent ones."""
@@ -260,8 +252,8 @@ class StorageMeter(Meter):
 
     def __init__(self, reason: str = "chosen by hand", device: torch.device = _CPU) -> None:
         self.device = str(device)
-        self.notes = (f"torch's allocator is not counted: {reason}", *self.notes)
-        self.notes = (*self.notes, *torch_private.LOST)
+        reasons = (f"torch's allocator is not counted: {reason}",)
+        self.notes = (*reasons, *self.notes, *torch_private.LOST)
         self.device_name = processor_name()
         self._tracker = StorageTracker(device)
 
@@ -284,8 +276,11 @@ class StorageMeter(Meter):
         self._tracker.stop(user)
 
     def clean(self) -> int | None:
-        # A collection and a search of all objects take most of a region's time.
-        if not self._tracker.nothing_is_live():
+        # A collection and a search of all objects take most of a region's time, and change nothing
+        # if it is proved that no storage is live. The ledger knows those that only C++ holds if an
+        # operator has used them; the others do not count anyway.
+        is_empty = self._tracker.ledger.is_empty
+        if not (is_empty() and none_after_collecting() and is_empty()):
             collect()
             self._tracker.record_unseen()
         return None
