@@ -5,8 +5,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -24,8 +23,6 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.patching import Locking
 from pytest_cka_memory.meters.torch_private import storage_key  # by name: it is called often
 from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
-
-T = TypeVar("T")
 
 _OF_DATA = frozenset(("aten.lift_fresh", "aten.set_.source_Storage"))
 """Operators that take a tensor or storage which no operator has made; its shape may be another."""
@@ -48,23 +45,10 @@ class OperatorSite(NamedTuple):
         return AllocationSite(frames, code, operator, dtype, self.shape)
 
 
-def site_of(tensor: torch.Tensor, operator: object) -> OperatorSite:
-    """Return the code that runs, for a tensor that an operator has returned to it."""
-    return OperatorSite(operator, tensor.dtype, _shape_of(tensor), user_frames())
-
-
 class Entry(weakref.ref[torch.UntypedStorage]):
     """A storage in the ledger. Weak, because a strong reference would itself be a leak."""
 
-    __slots__ = (
-        "excluded_bytes",
-        "history",
-        "in_shared_memory",
-        "key",
-        "maybe_alive",
-        "site",
-        "size",
-    )
+    __slots__ = ("excluded_bytes", "history", "key", "site", "size")
 
     key: int
     site: OperatorSite | None
@@ -77,14 +61,6 @@ class Entry(weakref.ref[torch.UntypedStorage]):
     Of several changes without a mark or a peak between them, only the last is here, because a
     storage may be resized any number of times.
     """
-    maybe_alive: bool
-    """Whether a collection freed it, or perhaps only its Python object."""
-    in_shared_memory: bool
-    """Whether it was in memory that processes share."""
-
-    def is_like(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it may be `storage`, which has its address: not if only one of them is shared."""
-        return self.size == storage.nbytes() and self.in_shared_memory == is_shared_memory(storage)
 
     @property
     def weight(self) -> int:
@@ -163,18 +139,18 @@ class Ledger(Locking):
         self._freed_since_peak: list[Entry] = []
         self._freed: deque[Entry | bool] = deque()
         """Freed storages in order, between the start (True) and the end (False) of collections."""
-        # In torch 2.9 the Python object of a storage shared between processes outlives it.
-        self._shared: dict[int, tuple[Entry, StorageWeakRef]] = {}
-        # Also in torch 2.9, a collection may free only the Python object of a live storage, if that
-        # object was part of a cycle, as in torch.save.
         self._collecting = False
         self._collected: weakref.WeakSet[CollectedBytes] = weakref.WeakSet()
         """Those who count what collections free."""
+        # In torch 2.9, a collection may free only the Python object of a live storage, if that
+        # object was part of a cycle, as in torch.save.
         self._maybe_alive: dict[int, Entry] = {}
-        # A collection inside record() may run a __del__ that computes with tensors. Its storages
-        # wait in the list below until the ledger is consistent again; the lock is re-entrant.
+        # Also there, the Python object of a storage shared between processes outlives it.
+        self._shared: dict[int, StorageWeakRef] = {}
+        # A collection inside settle() may run a __del__ that computes with tensors, because the
+        # lock is re-entrant. Its storages wait until the ledger is consistent again.
         self._is_changing = False
-        self._waiting: list[tuple[torch.UntypedStorage, bool, torch.Tensor | None, object]] = []
+        self._waiting: deque[tuple[torch.UntypedStorage, bool, OperatorSite | None]] = deque()
 
     def record(
         self,
@@ -188,8 +164,8 @@ class Ledger(Locking):
 
         Args:
             storage: the storage.
-            counted: False for a storage that was live before the ledger started but was not found
-                then. Its bytes do not count, because the start level does not contain them.
+            counted: False if its bytes do not count, for example because it was live before the
+                ledger started but was not found then: the start level does not contain them.
             tensor: the tensor that an operator returned.
             operator: that operator.
         """
@@ -197,63 +173,61 @@ class Ledger(Locking):
         known = self._live.get(storage_key(storage))
         if known is not None and known.size == size and known() is storage:
             return  # the usual case, so it takes no lock
-        with self._lock:
-            if self._is_changing:
-                self._waiting.append((storage, counted, tensor, operator))
-            else:
-                self._exclusively(self._record, storage, counted, tensor, operator)
+        site = None
+        if operator is not None and tensor is not None:  # now: another thread may do the rest
+            site = OperatorSite(operator, tensor.dtype, _shape_of(tensor), user_frames())
+        self._waiting.append((storage, counted, site))
+        self.settle()
 
-    def _exclusively(self, change: Callable[..., T], *args: Any) -> T:
-        """Call a function while other threads wait, as do storages that a collection reports."""
+    def settle(self) -> None:
+        """Count what was recorded and subtract what was freed so far."""
         with self._lock:
-            if self._is_changing:
-                return change(*args)
+            if self._is_changing:  # a collection has interrupted this, which will go on
+                return
             try:
                 self._is_changing = True
-                self._process_frees()
-                result = change(*args)
-                self._record_waiting()
-                return result
+                self._catch_up()
             finally:
                 self._is_changing = False
 
-    def _record_waiting(self) -> None:
+    def _catch_up(self) -> None:
         # A loop that holds the lock may leave it held after a signal: see tests/test_locks.py.
+        self._process_frees()
         while self._waiting:
-            self._record(*self._waiting.pop())
+            self._record(*self._waiting.popleft())
+            self._process_frees()
 
     def _record(
-        self,
-        storage: torch.UntypedStorage,
-        counted: bool,
-        tensor: torch.Tensor | None,
-        operator: object,
+        self, storage: torch.UntypedStorage, counted: bool, site: OperatorSite | None
     ) -> None:
         size, key = storage.nbytes(), storage_key(storage)
         known = self._live.get(key)
-        if known is None or known() is not storage:
-            if known is not None:  # freed, and its address was used again
-                self._process_frees()
-                self._remove(known)
-            maybe_alive = self._maybe_alive.pop(key, None)
-            if operator is None and maybe_alive is not None and maybe_alive.is_like(storage):
-                self._restore(maybe_alive, storage)
-                return
-            site = None
-            if operator is not None and tensor is not None:
-                site = site_of(tensor, operator)
-            self._enter(storage, key, 0 if counted else size, site)
-        elif known.size != size:
-            self._resize(known, size)
+        if known is not None and known() is storage:
+            if known.size != size:
+                self._resize(known, size)
+            return
+        if known is not None:  # freed, and its address was used again
+            self._remove(known)
+        maybe_alive = self._maybe_alive.pop(key, None)
+        if maybe_alive is not None and site is None and maybe_alive.size == size:
+            self._restore(maybe_alive, storage)
+            return
+        # The callback may run at any time in any thread, so it takes no lock.
+        entry = Entry(storage, self._freed.append)
+        entry.key = key
+        entry.site = site
+        entry.excluded_bytes = 0 if counted else size
+        entry.history = [(self.serial, 0)]
+        entry.size = size
+        self._live[key] = entry  # complete: a collection may record it again
+        if FREES_ONLY_OBJECTS and is_shared_memory(storage):
+            self._shared[key] = StorageWeakRef(storage)
+        self._resize(entry, size)
 
     def note_collection(self, *, begins: bool) -> None:
-        """Mark storages that are freed during a garbage collection as possibly still alive."""
-        self._freed.append(begins)
-
-    @property
-    def counts_collected(self) -> bool:
-        """Whether anyone counts what collections free."""
-        return bool(self._collected)
+        """Tell apart what a garbage collection frees, if that makes a difference to anyone."""
+        if FREES_ONLY_OBJECTS or self._collected:
+            self._freed.append(begins)
 
     def count_collected(self, mark: int) -> CollectedBytes:
         """Count what collections free of what was allocated after `mark`, from now on."""
@@ -269,17 +243,11 @@ class Ledger(Locking):
 
     def retained_since(self, serial: int) -> int:
         """Return the bytes that were allocated after the mark `serial` and are live now."""
-        self.settle()
         return sum(max(0, b.weight - b.weight_at(serial)) for b in self._known())
-
-    def settle(self) -> None:
-        """Subtract every storage freed so far from :attr:`level`."""
-        self._exclusively(lambda: None)  # it begins with what was freed
 
     def is_empty(self) -> bool:
         """Whether no recorded storage is live."""
-        self.settle()
-        return not self._live
+        return not self._known()
 
     def allocations_since(self, serial: int) -> list[Allocation]:
         """Return the allocations whose bytes :meth:`retained_since` sums up."""
@@ -288,38 +256,22 @@ class Ledger(Locking):
 
     def alive_at_peak(self) -> list[AllocationGroup]:
         """Return every storage live at the peak since :meth:`reset_peak`, with its bytes then."""
-        candidates = self._exclusively(lambda: [*self._live.values(), *self._freed_since_peak])
+        with self._lock:
+            candidates = self._known() + self._freed_since_peak
         weighed = ((entry, entry.weight_at(self._peak_serial)) for entry in candidates)
         return [AllocationGroup(size, 1, entry.site) for entry, size in weighed if size > 0]
 
     def reset_peak(self) -> None:
         """Set the peak to the current level."""
-        self._exclusively(self._note_peak)
+        with self._lock:
+            self.settle()
+            self._note_peak()
 
     def _known(self) -> list[Entry]:
         """Return every live storage's entry."""
-        return self._exclusively(lambda: list(self._live.values()))
-
-    def _enter(
-        self,
-        storage: torch.UntypedStorage,
-        key: int,
-        excluded_bytes: int,
-        site: OperatorSite | None,
-    ) -> None:
-        # The callback may run at any time in any thread, so it takes no lock.
-        entry = Entry(storage, self._freed.append)
-        entry.maybe_alive = False
-        entry.key = key
-        entry.site = site
-        entry.excluded_bytes = excluded_bytes
-        entry.history = [(self.serial, 0)]
-        entry.size = storage.nbytes()
-        self._live[entry.key] = entry  # complete: a collection may record it again
-        entry.in_shared_memory = is_shared_memory(storage)
-        if entry.in_shared_memory:
-            self._shared[entry.key] = entry, StorageWeakRef(storage)
-        self._resize(entry, entry.size)
+        with self._lock:
+            self.settle()
+            return list(self._live.values())
 
     def _resize(self, entry: Entry, size: int) -> None:
         (changed, before), weight = entry.history[-1], max(0, size - entry.excluded_bytes)
@@ -344,19 +296,17 @@ class Ledger(Locking):
             freed = self._freed[0]
             if isinstance(freed, bool):
                 self._collecting = freed
-            else:
-                freed.maybe_alive = self._collecting and FREES_ONLY_OBJECTS
-                if freed.key in self._shared and self._shared[freed.key][1].expired():
-                    freed.maybe_alive = False
-                is_known = self._live.get(freed.key) is freed
+            elif self._live.get(freed.key) is freed:
                 self._remove(freed)
-                if is_known and self._collecting:
+                if self._collecting:
+                    if FREES_ONLY_OBJECTS:
+                        self._maybe_alive[freed.key] = freed
                     for counted in self._collected:
                         counted.add(freed)
             self._freed.popleft()  # only now: a RecursionError may have come
-        for entry, weak in list(self._shared.values()):
+        for key, weak in list(self._shared.items()):
             if weak.expired():
-                self._remove(entry)
+                self._remove(self._live[key])
 
     def _restore(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Continue `entry` with a new Python object for the same storage."""
@@ -372,14 +322,9 @@ class Ledger(Locking):
             self._note_peak()
 
     def _remove(self, entry: Entry) -> None:
-        if self._live.get(entry.key) is not entry:
-            return
         weight = entry.weight
-        was_allocated = entry.history[0][0] < self._peak_serial
-        if was_allocated and entry.weight_at(self._peak_serial) > 0:
+        if entry.weight_at(self._peak_serial) > 0:
             self._freed_since_peak.append(entry)
-        if entry.maybe_alive:
-            self._maybe_alive[entry.key] = entry
         self._shared.pop(entry.key, None)
         # No calls below: each may fail if the stack is exhausted, and would then be repeated.
         self.level -= weight

@@ -6,7 +6,6 @@ A dispatch mode sees the operators of the threads that have opened regions. What
 
 import functools
 import gc
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
@@ -25,7 +24,12 @@ from pytest_cka_memory.meters.patching import (
     Undoable,
     collection_callbacks,
 )
-from pytest_cka_memory.meters.torch_private import TorchDispatchMode
+from pytest_cka_memory.meters.torch_private import (
+    TorchDispatchMode,
+    active_modes,
+    pop_mode,
+    push_mode,
+)
 
 _ALWAYS_NEW = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
 _UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset
@@ -56,13 +60,10 @@ class CountingMode(TorchDispatchMode):
         owner = self.owner
         if not owner.counting:  # the region of this thread was never closed
             return func(*args, **kwargs)
-        # A backward pass uses tensors that only the graph held, live since before the region.
-        counted = func is _ALWAYS_NEW or (
-            owner.counts_unknown_storages and torch_private.graph_task_id() == -1
-        )
-        owner.record(args, counted=counted, operator=func if func is _ALWAYS_NEW else None)
-        if kwargs:
-            owner.record(kwargs.values(), counted=counted)
+        if func is not _ALWAYS_NEW:
+            # A backward pass uses tensors that only the graph held, live since before the region.
+            counted = owner.counts_unknown_storages and torch_private.graph_task_id() == -1
+            owner.record((*args, *kwargs.values()), counted=counted)
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
@@ -70,31 +71,8 @@ class CountingMode(TorchDispatchMode):
             if torch_versions.REFUSED_NUMBER not in str(error):
                 raise
             result = func(*_numbers_as_tensors(func, args), **kwargs)
-        owner.record((result,), counted=True, operator=func)
+        owner.record((result,), operator=func)
         return result
-
-
-class _ThreadMode(threading.local):
-    """The mode of each thread: regions of different threads may overlap, modes may not."""
-
-    def __init__(self, owner: "StorageTracker") -> None:
-        self.mode = CountingMode(owner)
-        self.was_entered = False
-        """Used only if this torch version has no list of the active modes."""
-
-    def switch(self, *, on: bool) -> None:
-        """Activate or end it in this thread, whatever an interrupted call has left."""
-        if not torch_private.KNOWS_MODES:
-            if on != self.was_entered:
-                self.was_entered = on
-                self.mode.__enter__() if on else self.mode.__exit__(None, None, None)
-            return
-        # Not by the mode's own methods, which also set flags that an interruption would leave set.
-        active = torch_private.active_modes()
-        if on and self.mode not in active:
-            torch_private.push_mode(self.mode)
-        elif not on and active[-1:] == [self.mode]:  # below others it stays, and counts nothing
-            torch_private.pop_mode()
 
 
 class StorageTracker(SharedPatches):
@@ -110,7 +88,8 @@ class StorageTracker(SharedPatches):
         self.counting = False
         self.counts_unknown_storages = True
         self.ledger = Ledger()
-        self._thread_mode = _ThreadMode(self)
+        self._mode = CountingMode(self)
+        """One for all threads, although their regions may overlap: each has its list of modes."""
 
     def start(self, user: object) -> None:
         """Record the live storages, and from now on every new one, until `user` stops or is freed.
@@ -118,38 +97,46 @@ class StorageTracker(SharedPatches):
         Storages of operators in this thread are recorded at once.
         """
         super().start(user)
-        self._thread_mode.switch(on=self._users.in_this_thread())
+        self._switch_mode()
 
     def stop(self, user: object) -> None:
         """End what `user` has started; do nothing if it has started nothing."""
         super().stop(user)
-        self._thread_mode.switch(on=self._users.in_this_thread())
+        self._switch_mode()
+
+    def _switch_mode(self) -> None:
+        """Activate or end the mode in this thread, whatever an interrupted call has left."""
+        # Not by the mode's own methods, which also set flags that an interruption would leave set.
+        active = active_modes()
+        if self._users.in_this_thread():
+            if self._mode not in active:
+                push_mode(self._mode)
+        elif active[-1:] == [self._mode]:  # below others it stays, and counts nothing
+            pop_mode()
 
     def make_patches(self) -> Iterator[Undoable]:
         collector.repair()
-        yield _Counting(self)  # first: the other patches report to the ledger that it makes
+        yield self  # first: the other patches report to the ledger that it makes
         yield Patch(torch.UntypedStorage, "resize_", self._resizing(torch.UntypedStorage.resize_))
-        yield Patch(
-            torch.UntypedStorage,
-            "from_file",
-            staticmethod(self._mapping(torch.UntypedStorage.from_file)),
-        )
         yield from collection_callbacks(self.note_collection)
         for name in torch_private.TRACERS:
             yield Patch(torch.jit, name, _without_mode(getattr(torch.jit, name)))
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         """Record the live storages, and then count."""
         self.ledger = Ledger()
-        self._record_live()
+        with torch_private.no_torch_function():  # the user's modes must not see these calls
+            for storage in live_storages(self.device):
+                self.ledger.record(storage)
         # That search does not find objects under gc.freeze(), which must not count as new later.
         self.counts_unknown_storages = gc.get_freeze_count() == 0
         self.counting = True
 
-    def end(self) -> None:
+    def undo(self) -> bool:
         """Stop counting, and forget all storages."""
         self.counting = False
         self.ledger = Ledger()
+        return True
 
     def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
         """Record young objects before the collector promotes them.
@@ -160,11 +147,12 @@ class StorageTracker(SharedPatches):
         begins = phase == "start"
         if begins and info["generation"] > 0:
             self.record_unseen(young=True)
-        if torch_versions.FREES_ONLY_OBJECTS or self.ledger.counts_collected:
-            self.ledger.note_collection(begins=begins)
+        self.ledger.note_collection(begins=begins)
 
-    def record(self, values: Iterable[Any], *, counted: bool, operator: object = None) -> None:
-        """Record the storages of every tensor in `values`, including nested lists and dicts.
+    def record(
+        self, values: Iterable[Any], *, counted: bool = True, operator: object = None
+    ) -> None:
+        """Record the storages of every tensor in `values`, including nested lists.
 
         Args:
             values: what an operator was called with, or has returned.
@@ -185,71 +173,29 @@ class StorageTracker(SharedPatches):
                         )
             elif isinstance(value, (list, tuple)):
                 self.record(value, counted=counted, operator=operator)
-            elif isinstance(value, dict):
-                self.record(value.values(), counted=counted, operator=operator)
-
-    def nothing_is_live(self) -> bool:
-        """Whether it is proved that no storage is live, so that a collection could free none.
-
-        The ledger knows those that only C++ holds if an operator has used them. The others do not
-        count anyway.
-        """
-        return self.ledger.is_empty() and none_after_collecting() and self.ledger.is_empty()
 
     def record_unseen(self, *, young: bool = False) -> None:
         """Record live storages that no operator has shown; with `young`, only recent ones."""
-        if self.counting and self.counts_unknown_storages:
-            self._record_live(young=young)
-
-    def _record_live(self, *, young: bool = False) -> None:
-        with torch_private.no_torch_function():  # the user's modes must not see these calls
+        if not (self.counting and self.counts_unknown_storages):
+            return
+        with torch_private.no_torch_function():
             for storage in live_storages(self.device, young=young):
                 # How many batches have arrived from a loader's workers before they are asked for
-                # varies by chance and would look like growth, so those that no operator has used
-                # count only at the end of a region.
-                if not (young and is_shared_memory(storage)):
-                    self.ledger.record(storage)
-
-    def _record(self, storage: torch.UntypedStorage, *, counted: bool = True) -> None:
-        if self.counting and storage.device == self.device:
-            self.ledger.record(storage, counted=counted)
+                # varies by chance and would look like growth, so only an operator makes them count.
+                # Nor does a file that torch.load(mmap=True) or safetensors has mapped: each makes a
+                # storage of each part of it, which counts, so the file must not count again.
+                is_shared = is_shared_memory(storage)
+                if not (young and is_shared):
+                    self.ledger.record(storage, counted=not is_shared)
 
     def _resizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            self._record(storage)
             result = original(storage, size)
-            self._record(storage)
+            if self.counting and storage.device == self.device:
+                self.ledger.record(storage)
             return result
 
         return resize_
-
-    def _mapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``UntypedStorage.from_file`` so that what it returns does not count.
-
-        torch.load(mmap=True) and safetensors map a file, and make a storage of each part of it.
-        These count, so the file must not count again.
-        """
-
-        def from_file(*args: Any, **kwargs: Any) -> torch.UntypedStorage:
-            storage: torch.UntypedStorage = original(*args, **kwargs)
-            self._record(storage, counted=False)
-            return storage
-
-        return from_file
-
-
-class _Counting(Undoable):
-    """The counting of a tracker, which begins and ends as a patch is applied and undone."""
-
-    def __init__(self, tracker: StorageTracker) -> None:
-        self._tracker = tracker
-
-    def apply(self) -> None:
-        self._tracker.begin()
-
-    def undo(self) -> bool:
-        self._tracker.end()
-        return True
 
 
 def _without_mode(trace: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,14 +206,13 @@ def _without_mode(trace: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(trace)
     def run(*args: Any, **kwargs: Any) -> Any:
-        modes = torch_private.active_modes() if torch_private.KNOWS_MODES else []
-        if not modes or type(modes[-1]) is not CountingMode:
+        if [type(mode) for mode in active_modes()[-1:]] != [CountingMode]:
             return trace(*args, **kwargs)
-        mode = torch_private.pop_mode()
+        mode = pop_mode()
         try:
             return trace(*args, **kwargs)
         finally:
-            torch_private.push_mode(mode)
+            push_mode(mode)
 
     return run
 
@@ -307,8 +252,8 @@ class StorageMeter(Meter):
 
     def __init__(self, reason: str = "chosen by hand", device: torch.device = _CPU) -> None:
         self.device = str(device)
-        self.notes = (f"torch's allocator is not counted: {reason}", *self.notes)
-        self.notes = (*self.notes, *torch_private.LOST)
+        reasons = (f"torch's allocator is not counted: {reason}",)
+        self.notes = (*reasons, *self.notes, *torch_private.LOST)
         self.device_name = processor_name()
         self._tracker = StorageTracker(device)
 
@@ -331,8 +276,11 @@ class StorageMeter(Meter):
         self._tracker.stop(user)
 
     def clean(self) -> int | None:
-        # A collection and a search of all objects take most of a region's time.
-        if not self._tracker.nothing_is_live():
+        # A collection and a search of all objects take most of a region's time, and change nothing
+        # if it is proved that no storage is live. The ledger knows those that only C++ holds if an
+        # operator has used them; the others do not count anyway.
+        is_empty = self._tracker.ledger.is_empty
+        if not (is_empty() and none_after_collecting() and is_empty()):
             collect()
             self._tracker.record_unseen()
         return None

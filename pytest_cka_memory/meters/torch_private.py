@@ -28,9 +28,17 @@ if TYPE_CHECKING:
     from torch.utils import _python_dispatch
 
     TorchDispatchMode = _python_dispatch.TorchDispatchMode
+    active_modes = _python_dispatch._get_current_dispatch_mode_stack
+    pop_mode = _python_dispatch._pop_mode
+    push_mode = _python_dispatch._push_mode
 
-_NEEDED = {"TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode"}
-"""The names in this module that measuring requires -> their paths in torch."""
+_NEEDED = {
+    "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
+    "active_modes": "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    "pop_mode": "torch.utils._python_dispatch._pop_mode",
+    "push_mode": "torch.utils._python_dispatch._push_mode",
+}
+"""The names in this module that the ledger of tensors requires -> their paths in torch."""
 
 
 def __getattr__(name: str) -> Any:
@@ -255,17 +263,6 @@ def keep_compilable(replacement: Any) -> None:
             if replacement in table:
                 table.setdefault(replacement.__wrapped__, table[replacement])
 
-
-active_modes = _found("torch.utils._python_dispatch._get_current_dispatch_mode_stack", None)
-pop_mode = _found("torch.utils._python_dispatch._pop_mode", None)
-push_mode = _found("torch.utils._python_dispatch._push_mode", None)
-KNOWS_MODES = None not in (active_modes, pop_mode, push_mode)
-"""Whether these three exist, so that the active dispatch modes are known and can be reordered."""
-if not KNOWS_MODES:
-    LOST.append(
-        f"torch {torch.__version__} has no list of the active dispatch modes: torch.jit may "
-        "trace wrongly in a region, and modes that a test leaves active end with the meter's"
-    )
 
 use_count: Callable[[torch.Tensor], int] = _found(
     "torch.Tensor._use_count", lambda _: 0, "what only a graph references is not verified"

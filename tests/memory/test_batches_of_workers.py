@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import Meter, torch_private
-from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 BATCH_BYTES = 4 * 1000 * 4
 DATA = TensorDataset(torch.ones(40, 1000))
@@ -125,17 +124,3 @@ def test_batch_of_a_worker_is_made_in_the_line_of_the_loop(native: MemoryProbe) 
     names = {frame.partition(" in ")[2] for frame in frames}
     assert names == {test_batch_of_a_worker_is_made_in_the_line_of_the_loop.__name__}
     assert len(kept) == 10
-
-
-@pytest.mark.parametrize("used", [False, True])
-def test_the_ledger_counts_a_kept_batch_when_it_was_used_or_at_the_end(used: bool) -> None:
-    """A kept batch is retained; before the end of the region it counts once an operator used it."""
-    kept = []
-    with MemoryProbe(meter=StorageMeter()).measure() as region:
-        for (batch,) in region.batches(loader(2)):
-            kept.append(batch)
-            if used:
-                batch.sum()
-            del batch
-    assert region.growth_bytes_per_batch == (BATCH_BYTES if used else 0)
-    assert region.retained_bytes == len(kept) * BATCH_BYTES

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_cka_memory import MemoryProbe, measure_memory_retention
+from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.meters.conditions import processor_name
 
 
@@ -174,11 +175,11 @@ def test_kept_batch_that_no_operator_used_is_growth(cpu: MemoryProbe) -> None:
     assert region.retained_bytes == region.peak_increase_bytes == 5 * 48
 
 
-def test_batches_kept_from_worker_processes_are_retained(cpu: MemoryProbe) -> None:
+def test_batches_kept_from_worker_processes_are_retained(native_meter: Meter) -> None:
     """Batches kept from workers are retained without any operator; the peak includes the end."""
     loader = DataLoader(TensorDataset(torch.ones(40, 3)), batch_size=4, num_workers=2)
     kept = []
-    with cpu.measure() as region:
+    with MemoryProbe(meter=native_meter).measure() as region:
         for (batch,) in region.batches(loader):
             kept.append(batch)
             del batch

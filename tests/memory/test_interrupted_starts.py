@@ -32,7 +32,7 @@ FUNCTIONS = (
 )
 """What regions patch."""
 CHANGING = re.compile(
-    r"/(patching|dispatch|collector|storages|by_storages|region_stack|_python_dispatch)\.py$"
+    r"/(patching|collector|ledger|storage_meter|by_storages|region_stack|_python_dispatch)\.py$"
 )
 """The files whose lines can leave something behind."""
 Line = tuple[str, int]

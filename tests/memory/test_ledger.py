@@ -13,7 +13,6 @@ import torch
 
 from pytest_cka_memory.meters import ledger as ledger_module
 from pytest_cka_memory.meters.ledger import Ledger
-from pytest_cka_memory.meters.torch_private import storage_key
 
 
 @pytest.fixture
@@ -232,30 +231,3 @@ def test_a_forked_child_can_record_although_another_thread_held_the_lock(ledger:
     may_release.set()
     thread.join()
     assert status == 0
-
-
-def test_a_shared_storage_at_the_address_of_collected_garbage_is_another_one(
-    ledger: Ledger,
-) -> None:
-    """What a collection freed stays freed, although a batch of a worker has its address now.
-
-    In torch 2.9 a collection may free only the Python object of a storage, so the ledger looks out
-    for a storage that comes back.
-    """
-    collected = ledger.count_collected(ledger.mark())
-    tensor: Any = torch.zeros(10)
-    key = storage_key(tensor.untyped_storage())
-    ledger.record(tensor.untyped_storage())
-    ledger.note_collection(begins=True)
-    del tensor  # as if it were in a cycle
-    ledger.note_collection(begins=False)
-    assert collected() == 40
-    kept = []
-    for _ in range(1000):
-        kept.append(torch.zeros(10).share_memory_().untyped_storage())
-        if storage_key(kept[-1]) == key:
-            break
-    else:
-        pytest.skip("the address was not used again")
-    ledger.record(kept[-1])
-    assert collected() == 40

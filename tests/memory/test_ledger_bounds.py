@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -60,27 +59,32 @@ def test_no_mode_is_left_in_any_thread(ledger: MemoryProbe) -> None:
     assert ledger.run(torch.zeros, 5).retained_bytes == 20
 
 
-def test_a_mapped_file_counts_at_most_with_its_size(ledger: MemoryProbe, tmp_path: Path) -> None:
-    """Of a mapped file, the tensors that were loaded count."""
-    file = tmp_path / "weights.pt"
-    torch.save({"a": torch.zeros(1000), "b": torch.zeros(2000)}, file)
-    with ledger.measure() as region:
-        weights = torch.load(file, mmap=True)
-    assert 0 < region.retained_bytes <= file.stat().st_size
-    assert len(weights) == 2
+def loader() -> "DataLoader[tuple[torch.Tensor, ...]]":
+    return DataLoader(TensorDataset(torch.ones(40, 1000)), batch_size=4, num_workers=2)
 
 
-def test_batches_of_workers_count_once_they_are_used(ledger: MemoryProbe) -> None:
+@pytest.mark.parametrize("used", [False, True])
+def test_batches_of_workers_count_once_they_are_used(ledger: MemoryProbe, used: bool) -> None:
     """A batch that a worker has sent counts with the first operator that uses it."""
-    kept = []
-    data = TensorDataset(torch.ones(40, 1000))
+    kept, batch_bytes = [], BATCH_BYTES if used else 0
     with ledger.measure() as region:
-        for (batch,) in region.batches(DataLoader(data, batch_size=4, num_workers=2)):
-            batch.sum()
+        for (batch,) in region.batches(loader()):
             kept.append(batch)
+            if used:
+                batch.sum()
             del batch
-    assert region.growth_bytes_per_batch == BATCH_BYTES
-    assert region.retained_bytes == 10 * BATCH_BYTES
+    assert region.growth_bytes_per_batch == batch_bytes
+    assert region.retained_bytes == len(kept) * batch_bytes
+
+
+def test_a_batch_that_is_older_than_a_region_is_not_new_when_it_is_used(
+    ledger: MemoryProbe,
+) -> None:
+    """A batch that came before an inner region is not new there, if that is the first to use it."""
+    with ledger.measure():
+        batches = list(loader())
+        inner = ledger.run(lambda: [float(batch.sum()) for (batch,) in batches])
+    assert (inner.retained_bytes, inner.net_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("func", [lambda: None, lambda: torch.zeros(10).sum().item()])

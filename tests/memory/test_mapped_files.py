@@ -91,7 +91,9 @@ def test_the_ledger_counts_no_byte_of_a_mapped_file_twice(
     probe = MemoryProbe(meter=StorageMeter())
     with probe.measure() as region:
         weights = load()
+        inner = probe.run(lambda loaded: [float(part.sum()) for part in loaded.values()], weights)
     assert region.retained_bytes == sum(tensor.nbytes for tensor in weights.values())
+    assert (inner.retained_bytes, inner.net_bytes) == (0, 0)
     del weights
     assert probe.run(int).net_bytes == 0
     assert any(note.startswith("lower bounds: ") for note in probe.meter.notes)

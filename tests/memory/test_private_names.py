@@ -18,7 +18,6 @@ from pytest_cka_memory.holders.survivors import holdings
 from pytest_cka_memory.meters import ledger, torch_keepers, torch_private
 from pytest_cka_memory.meters.storage_meter import StorageMeter
 
-MODES = "has no list of the active dispatch modes"
 EXPECTED_NOTES = {
     "torch._C.DisableTorchFunction": "modes see the meter's own calls",
     "torch._C.DisableTorchFunctionSubclass": "tensor subclasses see",
@@ -50,9 +49,6 @@ EXPECTED_NOTES = {
     "torch.autograd._get_sequence_nr": "of which only nodes grow are not named",
     "torch.autograd.graph._engine_run_backward": "backward pass allocates has no line",
     "torch.jit._get_trace_graph": "torch.onnx may trace code wrongly",
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": MODES,
-    "torch.utils._python_dispatch._pop_mode": MODES,
-    "torch.utils._python_dispatch._push_mode": MODES,
 }
 """Each name that may be missing -> part of the note about it; None if nothing is lost."""
 
@@ -137,7 +133,7 @@ def test_figures_stay_right_without_any_private_name(without) -> None:
     """The figures stay right even if all private names are missing at once."""
     without(*EXPECTED_NOTES)
     assert measured()[0].retained_bytes == 600
-    assert len(torch_private.LOST) == 18
+    assert len(torch_private.LOST) == 17
 
 
 @pytest.mark.parametrize("gradient", [torch.Tensor.backward, torch.autograd.grad])
@@ -193,18 +189,6 @@ def test_only_coalesced_sparse_tensors_are_counted_by_public_methods(
             sparse.indices(), sparse.values(), (4,), check_invariants=True
         )
     assert bool(objects.storages_of(sparse)) is counted
-
-
-def test_regions_close_without_access_to_the_mode_stack(without) -> None:
-    """Without torch's mode stack a region leaves the innermost
-    mode: its own, or one a test left.
-    """
-    without("torch.utils._python_dispatch._pop_mode")
-    depth = torch._C._len_torch_dispatch_stack()
-    with MemoryProbe(meter=StorageMeter()).measure() as region:
-        kept = torch.zeros(25)
-    assert torch._C._len_torch_dispatch_stack() == depth
-    assert region.record.retained_bytes == kept.nbytes
 
 
 def hint_of(make: Callable[[], object]) -> str | None:

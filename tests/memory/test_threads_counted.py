@@ -131,6 +131,14 @@ def test_a_thread_that_outlives_its_region_is_counted_in_the_next_one(cpu: Memor
     assert second.start_bytes - first.end_bytes == 400
 
 
+def test_a_thread_started_before_a_region_is_counted_at_its_end(cpu: MemoryProbe) -> None:
+    """What a thread keeps counts, although the thread is older than the region."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # the worker exists
+        region = cpu.run(lambda: pool.submit(torch.zeros, 100).result())
+    assert region.retained_bytes == 400
+
+
 @pytest.fixture(params=["native", "ledger"])
 def either(request: pytest.FixtureRequest) -> MemoryProbe:
     """A probe with each meter."""
@@ -138,14 +146,6 @@ def either(request: pytest.FixtureRequest) -> MemoryProbe:
     return MemoryProbe(
         meter=StorageMeter() if is_ledger else request.getfixturevalue("native_meter")
     )
-
-
-def test_a_thread_started_before_a_region_is_counted_at_its_end(either: MemoryProbe) -> None:
-    """What an older thread kept is found among live objects, though its operators were not seen."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()  # the worker exists
-        region = either.run(lambda: pool.submit(torch.zeros, 100).result())
-    assert region.retained_bytes == 400
 
 
 def test_regions_of_two_threads_may_overlap(either: MemoryProbe) -> None:
@@ -172,12 +172,3 @@ def test_regions_of_two_threads_may_overlap(either: MemoryProbe) -> None:
     thread.join()
     assert figures == [40, 0]
     assert either.run(torch.zeros, 5).retained_bytes == 20
-
-
-def test_the_ledger_counts_what_a_thread_keeps_at_the_end() -> None:
-    """With the ledger a thread has no mode: what it keeps counts, and its temporaries do not."""
-    with MemoryProbe(meter=StorageMeter()).measure() as region:
-        kept = in_thread(Overriding)
-        in_thread(Overriding)
-    assert region.retained_bytes == kept.nbytes
-    assert region.peak_increase_bytes == kept.nbytes
