@@ -4,7 +4,6 @@ import gc
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_cka_memory.measure.region_stack import OpenRegion
 from pytest_cka_memory.meters.base import (
     OLDEST,
     Garbage,
@@ -275,17 +274,15 @@ class Census(GarbageCounter):
         return block_there is not None and block_there[1] == block.serial
 
 
-def census_of(meter: Meter, opened: OpenRegion, look: Look) -> GarbageCounter | None:
+def census_of(meter: Meter, mark: Any, look: Look) -> GarbageCounter | None:
     """Return a census for a region that begins now; None if garbage cannot be counted here."""
     own = meter.garbage_counter()
     if own is not None or not meter.knows_blocks:
         return own
     from pytest_cka_memory.meters import release  # imports torch; not at the first boundary
 
-    census = CompiledCensus.begin(opened.opening)
-    if census is None:
-        return None
-    return Census(meter, opened.peaks.mark, census, release.freed_with, look)
+    census = CompiledCensus.begin()
+    return None if census is None else Census(meter, mark, census, release.freed_with, look)
 
 
 def _connected(objects: list[Any]) -> list[list[Any]]:

@@ -91,7 +91,7 @@ class Region(WithRecording, FigureNames):
         if self._explainer is not None:
             self._additions.append(FoundGarbage(peaks, meter))
         look = partial(look_at, self._additions)
-        self._census = census_of(meter, self._open_region, look)
+        self._census = census_of(meter, peaks.mark, look)
         self._samples = BatchSamples(peaks, self._census, partial(look, None))
 
     @property

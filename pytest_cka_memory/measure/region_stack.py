@@ -4,7 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
@@ -25,8 +25,6 @@ class OpenRegion:
     """Bytes of library workspaces dropped by cleaning so far; only a first run allocates them."""
     garbage_at_start: bool = False
     """Whether there may have been garbage at its start."""
-    opening: list[None] = field(default_factory=list)
-    """Older than all objects that the region itself makes, but made after the cleaning."""
 
 
 class _User:
@@ -75,7 +73,6 @@ class RegionStack:
 
     @not_counted
     def _begin(self, cleaned: Cleaned) -> OpenRegion:
-        opening: list[None] = []
         peaks = None
         started = False
         user = _User()
@@ -84,9 +81,7 @@ class RegionStack:
             started = True
             peaks = self.meter.open_peaks() or _SharedPeaks(self)
             garbage_left = cleaned.garbage_left
-            region = OpenRegion(
-                *(peaks.start(), peaks, user), garbage_at_start=garbage_left, opening=opening
-            )
+            region = OpenRegion(peaks.start(), peaks, user, garbage_at_start=garbage_left)
             with self._lock:
                 self._open.append(weakref.ref(region))
             return region

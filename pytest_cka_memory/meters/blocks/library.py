@@ -153,7 +153,7 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "census_end": (None, [c_void_p]),
     "census_advance": (c_int, [c_void_p]),
     "census_is_small": (c_int, [c_void_p, c_int]),
-    "census_reach_back": (None, [c_void_p, py_object, py_object, c_int]),
+    "census_reach_back": (None, [c_void_p, c_void_p, c_int]),
     "census_unreachable": (c_int64, [c_void_p, c_int, py_object, c_void_p]),
     "census_forget": (None, [c_void_p]),
     "collector_count": (c_void_p, [c_int, c_int, c_int]),

@@ -34,51 +34,41 @@ def _collector_count() -> ctypes.c_int | None:
 collector.find_count = _collector_count
 
 
-Moment = list[None]
-"""An empty list: the collector has all objects in the order of their creation, so its place among
-them tells which are younger."""
-
-
 class CompiledCensus:
-    """Finds the garbage among objects that are created from now on.
+    """Finds the garbage among objects that are created from now on."""
 
-    Args:
-        library: the compiled library.
-        handle: of the census there.
-        opening: before the objects that the region itself has made so far.
-    """
+    last: "ClassVar[CompiledCensus | None]" = None
+    """Begun at the last call of :meth:`remember_now`."""
 
-    last: ClassVar[Moment | None] = None
-    """When :meth:`remember_now` was last called."""
-
-    def __init__(self, library: Any, handle: int, opening: Moment) -> None:
+    def __init__(self, library: Any, handle: int) -> None:
         self._library, self.handle = library, handle
-        self._earlier, self._opening = type(self).last, opening
+        self._earlier = type(self).last
 
     @classmethod
     def remember_now(cls) -> None:
         """Let censuses that begin later look back to this moment: see :meth:`look_back`."""
-        cls.last = []
+        cls.last = None
+        cls.last = cls.begin()
 
     @classmethod
-    def begin(cls, opening: Moment) -> "CompiledCensus | None":
+    def begin(cls) -> "CompiledCensus | None":
         """Return a census; None without the compiled library, or if Python's lists are unknown."""
         library = functions()
         if not PROMOTED_TOGETHER or not hasattr(library, "census_reach_back"):
             return None
         handle = library.census_begin(*gc.get_threshold())
-        return None if handle is None else cls(library, handle, opening)
+        return None if handle is None else cls(library, handle)
 
     def __del__(self) -> None:
         self._library.census_end(self.handle)
 
     def look_back(self, most: int) -> None:
-        """Also look at what was created between :meth:`remember_now` and the opening of the region.
+        """Also look at what was created since :meth:`remember_now` was called before the begin.
 
         Not if that is more than `most` objects.
         """
         if self._earlier is not None:
-            self._library.census_reach_back(self.handle, self._earlier, self._opening, most)
+            self._library.census_reach_back(self.handle, self._earlier.handle, most)
             self._earlier = None
 
     def is_small(self, most: int) -> bool:

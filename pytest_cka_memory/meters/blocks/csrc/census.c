@@ -34,8 +34,7 @@ typedef struct {
 
 typedef struct {
     Generation *generations;
-    Object moments[MOMENTS]; /* lists, created at the begin and at the last calls of census_advance */
-    Object left_out[2];      /* lists: what was created between them, before the begin, is left out */
+    Object moments[MOMENTS]; /* lists, created at the start and at the last calls of census_advance */
     Set found;
 } Census;
 
@@ -87,9 +86,9 @@ EXPORT int *collector_count(int first, int second, int third) {
     return generations ? &generations->count : NULL;
 }
 
-/* Whether `earlier` is found among so many objects that are before a list. */
-static int is_near(const Census *census, Object list, Object earlier, int most) {
-    Link *link = before(link_of(list));
+/* Whether `earlier` is found among so many objects that are before the begin of a census. */
+static int is_near(const Census *census, Object earlier, int most) {
+    Link *link = before(link_of(census->moments[0]));
     while (most-- >= 0) {
         for (int i = 0; i < GENERATIONS - 1; i++) /* before the first of a list are the older ones */
             if (link == &census->generations[i].link) link = before(&census->generations[i + 1].link);
@@ -100,22 +99,17 @@ static int is_near(const Census *census, Object list, Object earlier, int most) 
     return 0;
 }
 
-/* Move the begin of a census back to a list that was created earlier, if at most so many objects are
-   between. Those after the list `opening` are left out and not counted: the region has made them. */
-EXPORT void census_reach_back(Census *census, Object earlier, Object opening, int most) {
-    if (census->left_out[0] || !is_near(census, opening, earlier, most)) return;
-    py._IncRef(earlier);
-    py._IncRef(opening);
-    census->left_out[0] = opening;
-    census->left_out[1] = census->moments[0];
-    census->moments[0] = earlier;
+/* Move the begin of a census back to that of an earlier one, if at most so many objects are between. */
+EXPORT void census_reach_back(Census *census, const Census *earlier, int most) {
+    if (!is_near(census, earlier->moments[0], most)) return;
+    py._IncRef(earlier->moments[0]);
+    py._DecRef(census->moments[0]);
+    census->moments[0] = earlier->moments[0];
 }
 
 EXPORT void census_end(Census *census) {
     for (int i = 0; i < MOMENTS; i++)
         if (census->moments[i]) py._DecRef(census->moments[i]);
-    for (int i = 0; i < 2; i++)
-        if (census->left_out[i]) py._DecRef(census->left_out[i]);
     set_clear(&census->found);
     free(census);
 }
@@ -133,15 +127,11 @@ EXPORT int census_advance(Census *census) {
 
 /* Add the objects that are behind one in the first generations to a table. */
 static int64_t list_since(const Census *census, Object moment, int generations, ObjectTable *table) {
-    int is_left_out = 0;
     for (int i = 0; i < generations; i++) {
         Link *end = &census->generations[i].link;
         for (Link *link = before(end); link != end; link = before(link)) {
-            Object object = object_of(link);
-            if (object == moment) return (int64_t)table->count;
-            if (moment && object == census->left_out[1]) is_left_out = 1;
-            if (!is_left_out && !table_append(table, object)) return FAILED;
-            if (object == census->left_out[0]) is_left_out = 0;
+            if (object_of(link) == moment) return (int64_t)table->count;
+            if (!table_append(table, object_of(link))) return FAILED;
         }
     }
     return (int64_t)table->count;
