@@ -5,10 +5,10 @@
 A model of 2,000 parameters and half a million other Python objects are alive. Each figure is a
 median of the native counter, beside the same of the ledger, in user CPU time. A boundary is
 measured in loops of rising length, in which the level is flat, or rises because each batch keeps a
-tensor; `garbage` leaves a tensor in a reference cycle in each batch, `graph` a small graph. The
-begin and the end of the region are not in it; the end is measured above a full collection, for each
-tensor that the region keeps. With `--also` it prints instead what each addition
-costs (cycles, process, driver), as ratios to a region without it.
+tensor; `garbage` leaves a tensor in a reference cycle in each batch, `graph` a small graph. What
+the batches themselves take, and the begin and the end of the region, are not in it; the end is
+measured above a full collection, for each tensor that the region keeps. With `--also` it prints
+instead what each addition costs (cycles, process, driver), as ratios to a region without it.
 """
 
 import argparse
@@ -57,7 +57,12 @@ def empty_region_beside_a_thread_us(probe: MemoryProbe) -> float:
 
 
 def boundary_us(probe: MemoryProbe, batches: int, kind: str) -> float:
-    """Return the time of one boundary, with what the batch of this kind does."""
+    """Return the time of one boundary after batches of this kind, without that of the batches."""
+    return _batch_us(probe, batches, kind) - _batch_us(probe, batches, kind, has_boundaries=False)
+
+
+def _batch_us(probe: MemoryProbe, batches: int, kind: str, *, has_boundaries: bool = True) -> float:
+    """Return the time of one batch in a region, with the boundary after it if it has one."""
     kept: list[object] = []
     weight = torch.empty(1, requires_grad=True)
     with probe.measure() as region:
@@ -69,7 +74,8 @@ def boundary_us(probe: MemoryProbe, batches: int, kind: str) -> float:
                 node = Node()
                 value = (weight * 2).exp() if kind == "graph" else torch.empty(1)
                 node.me, node.value = node, value  # type: ignore[attr-defined]
-            region.batch_done(1)
+            if has_boundaries:
+                region.batch_done(1)
         taken_s = time.process_time() - start
     return taken_s / batches * 1e6
 
