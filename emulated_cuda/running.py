@@ -321,8 +321,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--late-events",
         action="store_true",
-        help="events complete only when the host waits for them, so blocks that other streams used "
-        "are freed as late as on a card that is far behind the host",
+        help="treat an event as done only when the host must know that it is, so blocks that other "
+        "streams used are freed as late as on a card that is far behind the host",
     )
     parser.add_argument(
         "--reserve-range",
