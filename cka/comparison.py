@@ -181,7 +181,8 @@ class CKA:
         check_settings(self._estimator, hsic_batch_size)
         if self._measure is not None and kernel != "linear":
             raise SettingError(
-                f"measure={self._measure.name!r} has no kernel, got kernel={kernel!r}; omit it"
+                f"measure={self._measure.name!r} does not use a kernel, got kernel={kernel!r}; "
+                "omit it"
             )
         check_model(model1, "model1")
         first = unwrap(model1)
@@ -192,8 +193,8 @@ class CKA:
             model2_layers = model1_layers
             if second is not first and not selects(second, model1_layers):
                 warnings.warn(
-                    f"model1_layers={model1_layers!r} selects nothing in model2, so all its layers "
-                    "are compared; pass model2_layers= to select some",
+                    f"model1_layers={model1_layers!r} matches no layer of model2, so all its "
+                    "layers are compared; pass model2_layers= to select some",
                     CKAWarning,
                     stacklevel=2,
                 )

@@ -91,9 +91,9 @@ def reason_of_failure(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]
     except TypeError as error:
         write = "feed=lambda model, batch: model(...) to call it with the right arguments"
         if not args:
-            write += ", or drop what it does not take from the batch"
+            write += ", or remove the entries that it does not accept from the batch"
         inputs_text = f"a dict of {', '.join(map(str, named))}" if not args else _kind(inputs)
-        return f"its forward gets {inputs_text}, but: {error}; pass {write}"
+        return f"its forward is called with {inputs_text}, but {error}; pass {write}"
     except ValueError:  # a function without a signature
         pass
     weights = {each.dtype for each in model.parameters() if each.is_floating_point()}
@@ -158,7 +158,7 @@ def concatenate_batches(first: Any, second: Any, rule: SampleRule | None = None)
         if axis is None or rest[0] != rest[1]:
             raise InputError(
                 f"cannot concatenate tensors of shape {tuple(first.shape)} and "
-                f"{tuple(second.shape)}; only their samples may differ in number"
+                f"{tuple(second.shape)}; they may differ only in the number of samples"
             )
         return torch.cat([first, second], axis)
     if isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) == set(second):

@@ -212,8 +212,13 @@ def _of_stored(
     others = [name for name, model in models.items() if not _is_stored(model)]
     if others or len(models) < 2:
         raise InputError(
-            "compare_many needs at least two models, or the stored features of at least two; "
-            + (f"{others[0]!r} is not stored: save it with save_features" if others else "got one")
+            "compare_many compares models, or the stored features of at least two models, but not "
+            "models with stored features; "
+            + (
+                f"{others[0]!r} is not stored: save its features with save_features"
+                if others
+                else "got the stored features of one model"
+            )
         )
     if dataloader is not None or layers is not None:
         raise InputError(
@@ -225,7 +230,7 @@ def _of_stored(
         checked = StoredSettings(**settings)
     except TypeError as error:
         raise SettingError(
-            f"compare_many of stored features has the settings of compare_features: {error}"
+            f"for stored features, compare_many takes the settings of compare_features: {error}"
         ) from None
     numbers = _numbers(len(models), pairs)
     names = list(models)

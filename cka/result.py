@@ -181,13 +181,13 @@ class CKAResult:
         for name in ("measure", "estimator", "kernel", "model1_layers", "model2_layers"):
             if getattr(self, name) != getattr(other, name):
                 raise InputError(
-                    f"results with another {name} cannot be added: {getattr(self, name)!r} and "
+                    f"results that differ in {name} cannot be added: {getattr(self, name)!r} and "
                     f"{getattr(other, name)!r}; compare the same layers with the same settings"
                 )
         if self.sums is None or other.sums is None:
             raise InputError(
-                f"results of estimator={self.estimator!r}, or of files without sums, cannot be "
-                "added; use estimator='unbiased', and compare again"
+                f"results of estimator={self.estimator!r}, or of files that do not contain the "
+                "sums, cannot be added; use estimator='unbiased', and compare again"
             )
         sums = merge_sums(self.sums, other.sums)
         matrix, error = cka_with_error(sums)

@@ -222,9 +222,9 @@ def check_masks(mask: Any) -> tuple[Mask, Mask]:
     masks = tuple(mask) if isinstance(mask, (list, tuple)) else (mask, mask)
     if len(masks) != 2 or not all(map(_is_mask, masks)):
         raise SettingError(
-            f"cannot use {mask!r} as a mask; write the name of a batch's entry, a function of the "
-            "batch, a mapping of the model's inputs to these, None, or a pair of these, one for "
-            "each model"
+            f"cannot use {mask!r} as a mask; write the name of an entry of the batch, a function "
+            "of the batch, a mapping from inputs of the model to names or functions, or None; "
+            "for two models also a pair, one for each"
         )
     return masks[0], masks[1]
 
@@ -278,8 +278,8 @@ def check_kinds(batch: Any, masks: Masks, model: nn.Module, samples: int | None)
     kinds = {**find_masks(batch, "auto", model, samples), **masks}
     if len(kinds) > 1 and any(masks.get(kind) is None for kind in kinds):
         raise InputError(
-            'pooling="tokens" needs a mask for each kind of tokens of a model with several, '
-            f"{' and '.join(kinds)}, to tell them apart: add attention_mask and "
+            'pooling="tokens" needs one mask for each kind of tokens, and this model has '
+            f"several kinds ({' and '.join(kinds)}): add attention_mask and "
             "decoder_attention_mask to the batch, or write mask={'name of an input': ...}"
         )
 

@@ -71,7 +71,7 @@ class StoredFeatures:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{path} has no complete features in the format {_SCHEMA!r}; run save_features "
-                "with this folder, which goes on where it was interrupted"
+                "with this folder again: it continues where it was interrupted"
             ) from error
         indices = [_index(path, number) for number in range(about["batches"])]
         common = [
@@ -279,8 +279,9 @@ def save_features(
     """
     if settings.get("pooling") == "tokens":
         raise SettingError(
-            "save_features stores one row for each sample, so it has no pooling='tokens'; compare "
-            "the models in one pass with CKA or compare_many, or write pooling='mean'"
+            "save_features stores one row for each sample, so it does not support "
+            "pooling='tokens'; compare the models in one pass with CKA or compare_many, or write "
+            "pooling='mean'"
         )
     if dtype not in _DTYPES:
         raise SettingError(f"cannot use {dtype!r} as dtype; write 'float32' or 'bfloat16'")

@@ -120,8 +120,8 @@ class StoredSettings:
             )
         if self.neighbours is not None and self.kernel != "linear":
             raise SettingError(
-                f"measure={self.neighbours.name!r} has no kernel, got kernel={self.kernel!r}; omit "
-                "it"
+                f"measure={self.neighbours.name!r} does not use a kernel, got "
+                f"kernel={self.kernel!r}; omit it"
             )
         resolve_kernel(self.kernel)
 

@@ -66,7 +66,7 @@ def turn_on(path: str, *, required: bool) -> bool:
     if missing:
         _reason = (
             f"the emulated device computes values with {', '.join(missing)}, which torch "
-            f"{torch.__version__} lacks; install one of the versions with which it was tried "
+            f"{torch.__version__} lacks; install a version with which the device was tested "
             f"(torch {torch_versions.RANGE}), or {WITHOUT_VALUES}"
         )
         if required:

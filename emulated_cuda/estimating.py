@@ -113,8 +113,8 @@ def estimate(
         arguments_text = json.dumps(arguments)
     except TypeError as error:
         raise TypeError(
-            f"estimate(): {error}; pass numbers, texts, lists and dicts, because the function runs "
-            "in another process"
+            f"estimate(): {error}; pass numbers, strings, lists and dicts, because the function "
+            "runs in another process"
         ) from None
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise DeviceError(f"estimate(): calls={calls!r}; write a whole number, 1 or more")

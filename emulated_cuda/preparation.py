@@ -128,8 +128,8 @@ def _own_path(file: Any) -> Any:
         _own[path] = path + SUFFIX if exists else path
         if exists:
             print(
-                f"emulated_cuda: no values are computed, so {os.fsdecode(file)} is kept, and the "
-                f"zeros that would replace it are saved in {os.fsdecode(file)}{SUFFIX}",
+                f"emulated_cuda: no values are computed, so {os.fsdecode(file)} is not "
+                f"overwritten with zeros; they are saved in {os.fsdecode(file)}{SUFFIX}",
                 file=sys.stderr,
             )
     return file if _own[path] == path else _own[path]

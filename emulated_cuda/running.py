@@ -294,47 +294,52 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m emulated_cuda",
         usage="%(prog)s [options] (script.py | -m module) [arguments of the program ...]",
         description="Run a Python program on CUDA cards that this machine does not have. Its child "
-        "processes have them too. At the end, each process that used one is listed.",
+        "processes have them too. At the end, each process that used a card is listed.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--card", choices=CARDS, default=DEFAULT_CARD, help="which one (default: %(default)s)"
+        "--card",
+        choices=CARDS,
+        default=DEFAULT_CARD,
+        help="the card to emulate (default: %(default)s)",
     )
     parser.add_argument(
-        "--devices", type=int, default=1, metavar="N", help="how many of them (default: 1)"
+        "--devices", type=int, default=1, metavar="N", help="how many cards to emulate (default: 1)"
     )
     parser.add_argument(
-        "--memory", metavar="SIZE", help="memory of each, such as 40GB (default: that of the card)"
+        "--memory",
+        metavar="SIZE",
+        help="memory of each card, such as 40GB (default: as the card has)",
     )
     parser.add_argument(
         "--no-values",
         dest="values",
         action="store_false",
-        help="compute nothing on the devices: faster, and memory is the same where no size depends "
-        "on a value",
+        help="compute no values on the devices: this is faster, and takes the same memory unless a "
+        "size depends on a value",
     )
     parser.add_argument(
         "--late-events",
         action="store_true",
-        help="an event is done only when the host must know that it is: blocks that other streams "
-        "used are free as late as on a card that is far behind",
+        help="treat an event as done only when the host must know that it is, so blocks that other "
+        "streams used are freed as late as on a card that is far behind the host",
     )
     parser.add_argument(
         "--reserve-range",
         action="store_true",
-        help="run the program twice, first with --late-events and without its output, and say "
-        "between what the reserve lies",
+        help="run the program twice, the first time with --late-events and its output hidden, and "
+        "print the two values between which the reserved memory lies",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="write what each process used to this file"
+        "--json", type=Path, metavar="PATH", help="write the memory of each process to this file"
     )
     parser.add_argument(
         "--snapshot",
         type=Path,
         metavar="FILE",
         help="write torch's recording of all allocations to this file, for python -m "
-        "pytest_cka_memory snapshot and replay; other processes than the first get names of their "
-        "own",
+        "pytest_cka_memory snapshot and replay; each further process writes a file "
+        "with a name of its own",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="the program is a module, as for python -m"
@@ -372,9 +377,9 @@ def _command(program: Sequence[str], is_module: bool) -> list[str]:
     for option in options:
         if re.match(_IGNORING_THE_ENVIRONMENT, option):
             raise DeviceError(
-                f"python {option}: the program is given the device by environment variables, "
-                f"which Python ignores with -I and -E, and a module that it does not import with "
-                f"-S; leave out that option"
+                f"python {option}: the device is passed to the program in environment variables, "
+                f"which Python ignores with -I and -E, and by a module, which Python does not "
+                f"import with -S; leave out that option"
             )
     if not is_module and not os.path.exists(program[0]):
         raise DeviceError(

@@ -171,9 +171,9 @@ class AxesOfLayers:
         """
         why = next(iter(self.probed.problems.values()), "")
         raise InputError(
-            f"the output of {call.label!r}, of shape {tuple(tensor.shape)}, may have tokens that "
-            f"are padding, but it is not known in which axis: the model could not be run on fewer "
-            f"tokens ({why}); {_WRITE}, or pass mask=None"
+            f"the output of {call.label!r}, of shape {tuple(tensor.shape)}, may have padding "
+            f"tokens, but it is not known in which axis, because the model could not be run on "
+            f"fewer tokens ({why}); {_WRITE}, or pass mask=None"
         )
 
     # --- samples ---
@@ -225,11 +225,11 @@ class AxesOfLayers:
         if own is None or len(shape) != 3 or axis == (0 if own else 1) or axis > 1:
             return
         raise InputError(
-            f"{call.label!r} has batch_first={own}, so it takes axis {1 - axis} of its input for "
-            f"the samples, but they are in axis {axis} (output {shape}, "
+            f"{call.label!r} has batch_first={own}, so it expects the samples in axis {1 - axis} "
+            f"of its input, but they are in axis {axis} (output {shape}, "
             f"{shape[axis]} samples); pass samples=1 if the batches are (tokens, samples, ...), "
-            f"give the layer batch_first={not own}, or keep it so and write "
-            f"axes={{{call.name!r}: {'ntd' if axis == 0 else 'tnd'!r}}}"
+            f"give the layer batch_first={not own}, or keep it as it is and "
+            f"write axes={{{call.name!r}: {'ntd' if axis == 0 else 'tnd'!r}}}"
         )
 
     # --- positions ---
@@ -290,9 +290,9 @@ class AxesOfLayers:
         if len(names) > 1:
             raise InputError(
                 f"the output of {call.label!r}, of shape {shape}, may have the tokens of "
-                f"{' or '.join(map(repr, names))}, and the model could not be run on fewer tokens "
-                f"to tell them apart ({self.probed.problems[names[0]]}); write mask=None, or "
-                "pass one mask and compare the layers of its tokens"
+                f"input {' or '.join(map(repr, names))}: the model could not be run on fewer "
+                f"tokens to tell them apart ({self.probed.problems[names[0]]}); write mask=None, "
+                "or pass the mask of one input and compare only layers that have its tokens"
             )
         return {positions[0]: names[0]}
 

@@ -143,9 +143,9 @@ class LeftOut(Enum):
         "a dtype without arithmetic) are left out (pass pick= to convert it)"
     )
     OTHER_TOKENS = (
-        "layers whose output does not have the tokens of the first layer are left out, because "
-        'each token is a sample (pooling="tokens"; select layers with the same tokens, or pass '
-        "axes= to name their axis)"
+        'with pooling="tokens" each token is a sample, so layers whose output does not have the '
+        "same tokens as the first layer are left out (select layers with the same tokens, or pass "
+        "axes= to name the token axis)"
     )
     SCRIPTED = "layers that are scripted or traced are left out, because torch.jit calls no hooks"
     WIDTH_VARIES = (
@@ -194,9 +194,9 @@ class OutputReader:
         for name, count in (("null", null), ("bootstrap", bootstrap)):
             if count is not None and self.tokens_are_samples:
                 raise SettingError(
-                    f"pooling='tokens' has no {name}, got {name}={count}: the tokens of one text "
-                    "depend on each other, so they cannot be resampled one by one; omit it "
-                    "(result.standard_error is over batches), or use pooling='mean', 'cls' or "
+                    f"pooling='tokens' does not support {name}=, got {name}={count}: the tokens of "
+                    "one text depend on each other, so they cannot be resampled one by one; omit "
+                    "it (result.standard_error is over batches), or use pooling='mean', 'cls' or "
                     "'last', whose samples are texts"
                 )
 

@@ -143,9 +143,9 @@ class Prober:
         if len(alternatives) > 1:
             inputs = [next(iter(plan)) for plan, _, _ in alternatives]
             raise InputError(
-                f"{mask.name} has {mask.count} tokens, as have several inputs of the model, "
-                f"{' and '.join(map(repr, inputs))}; write mask={{{inputs[0]!r}: ...}} with the "
-                "input that the mask belongs to"
+                f"{mask.name} has {mask.count} tokens, and several inputs of the model have as "
+                f"many: {' and '.join(map(repr, inputs))}; write mask={{{inputs[0]!r}: ...}} with "
+                "the input to which the mask belongs"
             )
         _, fewer, shapes = alternatives[0]
         probed.tokens[name] = (mask.count, fewer, shapes)

@@ -278,8 +278,9 @@ class NullDistribution:
         smallest = 1 / (1 + len(self.values))
         if not smallest <= level < 1:
             raise SettingError(
-                f"the p-value of {len(self.values)} permutations is at least {smallest:.2g}, but "
-                f"level={level}; write a level between them and 1, or use more permutations"
+                f"with {len(self.values)} permutations the smallest p-value is {smallest:.2g}, but "
+                f"level={level}; write a level from {smallest:.2g} to below 1, or use more "
+                "permutations"
             )
         return self.p_value <= level
 

@@ -322,8 +322,8 @@ def align_tokens(
     rows_x, rows_y = (torch.cat(side) for side in zip(*pieces, strict=True))
     if not len(rows_x):
         raise InputError(
-            "no token of one model ends at the same character as one of the other; pass offsets "
-            "of the same texts, as from return_offsets_mapping=True"
+            "no token of one model ends at the same character as a token of the other; pass "
+            "offsets into the same texts, as a tokenizer returns with return_offsets_mapping=True"
         )
     return rows_x, rows_y
 

@@ -218,7 +218,9 @@ class CKNNA:
         Raises:
             SettingError: always.
         """
-        raise SettingError("measure='cknna' has no bootstrap; use null=, or measure='mutual_knn'")
+        raise SettingError(
+            "measure='cknna' does not support a bootstrap; use null=, or measure='mutual_knn'"
+        )
 
 
 Measure: TypeAlias = MutualKNN | CKNNA
@@ -267,9 +269,9 @@ def check_estimator_of(measure: Measure | None, estimator: str | None) -> str:
     if estimator in (None, "exact"):
         return "exact"
     raise SettingError(
-        f"measure={measure.name!r} has no estimate {estimator!r}: in a batch a sample has other "
-        "nearest neighbours than among all samples, so a mean over batches is biased; use "
-        "estimator='exact', which stores the features of all samples"
+        f"measure={measure.name!r} does not support estimator={estimator!r}: the nearest "
+        "neighbours of a sample within a batch are not those among all samples, so a mean over "
+        "batches is biased; use estimator='exact', which stores the features of all samples"
     )
 
 

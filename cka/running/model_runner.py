@@ -222,11 +222,16 @@ class ModelRunner:
         if not record.values:
             problem = self._axes.probed.problem
             raise LayerError(
-                "none of the selected layers ran and returned a tensor with the batch in one of "
-                f"its axes: {record.samples} samples (selected: "
+                "no selected layer ran and returned a tensor with an axis of length "
+                f"{record.samples}, the number of samples in the batch (selected: "
                 f"{format_labels(self.capture.names)}); select other layers, or pass samples=, "
                 "axes= or pick="
-                + (f". On fewer samples the model raised {problem}" if problem else "")
+                + (
+                    ". To find the axis of the samples, the model was also run on fewer samples, "
+                    f"and raised {problem}"
+                    if problem
+                    else ""
+                )
             )
 
     def run_along(self, batch: Any) -> None:

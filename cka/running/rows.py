@@ -90,7 +90,7 @@ class Rows:
                 differing = sorted(set(rows.calls).symmetric_difference(first.calls))
                 labels = format_labels([call.label for call in differing])
                 raise InputError(
-                    "the ranks ran different layers, or in another order "
+                    "the ranks ran different layers, or the same layers in different orders "
                     f"({labels or 'same layers'}); compare the same models and layers on every rank"
                 )
         return cls(
@@ -128,7 +128,7 @@ def check_same_tokens(of_models: Sequence[TokenSamples | None]) -> None:
         at = int((first.counts != last.counts).nonzero()[0])
         counts = f"{int(first.counts[at])} and {int(last.counts[at])} tokens of sample {at}"
     raise InputError(
-        f'pooling="tokens" needs the same tokens in both models, which have {counts} of a '
+        f'pooling="tokens" needs the same tokens in both models, but they have {counts} of a '
         "batch; select layers with the same tokens, or, if two tokenizers cut the text "
         "differently, align the rows of both with cka.align_tokens and pass them to "
         "cka_from_features"

@@ -77,13 +77,13 @@ class Resamples:
                 )
         if bootstrap is not None and estimator == "sampled_neurons":
             raise SettingError(
-                f"estimator='sampled_neurons' has no bootstrap, got bootstrap={bootstrap}; "
-                "omit it, or use estimator='unbiased'"
+                f"estimator='sampled_neurons' does not support a bootstrap, got "
+                f"bootstrap={bootstrap}; omit it, or use estimator='unbiased'"
             )
         if bootstrap is not None and measure is not None and not measure.has_bootstrap:
             raise SettingError(
-                f"measure={measure.name!r} has no bootstrap, got bootstrap={bootstrap}; omit it, "
-                "or use measure='cka' or 'mutual_knn'"
+                f"measure={measure.name!r} does not support a bootstrap, got "
+                f"bootstrap={bootstrap}; omit it, or use measure='cka' or 'mutual_knn'"
             )
         kinds = (PERMUTATIONS, BOOTSTRAP) if measure is None else kinds_of(measure)
         # A generator that is not needed keeps its state.
@@ -358,8 +358,9 @@ class Run:
                 ("layers that never ran are left out", never_ran),
                 *((reason.value, labels) for reason, labels in left_out.items()),
                 (
-                    "the mask is not applied to layers with another number of tokens; all their "
-                    "positions are used (pass mask= for their tokens, or mask=None)",
+                    "the mask is not applied to layers whose number of tokens differs from the "
+                    "mask's; all their positions are used (pass mask= for their tokens, or "
+                    "mask=None)",
                     other_tokens,
                 ),
                 (

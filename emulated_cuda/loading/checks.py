@@ -96,9 +96,9 @@ def check_addresses(size: int) -> None:
         mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE).close()
     except OSError as error:
         raise DeviceError(
-            f"an emulated CUDA device reserves {size >> 30:,} GB of addresses, though hardly any "
-            f"memory, and this process may not ({error.strerror}); set 'ulimit -v unlimited' and "
-            f"do not set vm.overcommit_memory to 2"
+            f"an emulated CUDA device must reserve {size >> 30:,} GB of address space, which takes "
+            f"hardly any memory, but this process may not ({error.strerror}); set 'ulimit -v "
+            f"unlimited' and do not set vm.overcommit_memory to 2"
         ) from error
 
 

@@ -86,7 +86,7 @@ class Kernel:
         self.name = name
         public = [function for function in functions.values() if function.is_public]
         if not public:
-            raise NotComputed("a text without a function that could be launched")
+            raise NotComputed("a missing public function")
         self._main = public[0]
         self.accessed = accessed(self._main)
         # Not raised: what such a kernel writes must be known, so that it can be marked as stale.
@@ -253,7 +253,9 @@ def _launch(
         return 0
     if isinstance(kernel, NotComputed):
         # Without its text, not even what it writes is known: all values count as unknown.
-        _library.emulated_note_work(f"{name} (of which {kernel} is not understood)".encode())
+        _library.emulated_note_work(
+            f"{name} (its Triton code cannot be interpreted because of {kernel})".encode()
+        )
         return 0
     may_be_stale = staleness.is_possible()
     if kernel.problem is None:

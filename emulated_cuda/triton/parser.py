@@ -146,7 +146,7 @@ def parse(text: str) -> dict[str, Function]:
     try:
         return _Parser(text).functions
     except (AssertionError, IndexError, ValueError) as error:
-        raise NotComputed(f"this version's text of a kernel ({error})") from None
+        raise NotComputed(f"the format of this Triton version ({error})") from None
 
 
 class _Parser:

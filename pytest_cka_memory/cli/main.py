@@ -97,7 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print a report as a table or as Markdown")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--format", choices=("table", "markdown"), default="table")
-    show.add_argument("--rows", help="20, retained, 20:retained or all; default 100")
+    show.add_argument(
+        "--rows",
+        help="how many rows, sorted by which column: 20, retained, 20:retained or all; default 100",
+    )
     show.set_defaults(run=_show)
 
     versus = commands.add_parser(
@@ -108,7 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     versus.add_argument("--tolerance", default="5%", help="5%% (default), 64KiB, '5%% + 64 KiB'")
     versus.add_argument("--format", choices=_COMPARISONS, default="table")
     versus.add_argument(
-        "--html", type=Path, metavar="OUT", help="write a page too, with what is new at the peaks"
+        "--html",
+        type=Path,
+        metavar="OUT",
+        help="also write an HTML page, with the memory that is new at the peaks",
     )
     versus.set_defaults(run=_compare)
 
@@ -118,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     page.set_defaults(run=_html)
 
     trend = commands.add_parser(
-        "trend", help="print how the figures of a history developed, and the commits they rose at"
+        "trend", help="print how figures changed over a history, and the commits at which they rose"
     )
     trend.add_argument("file", type=Path, metavar="FILE", help="written by --cka-memory-history")
     trend.add_argument("--tolerance", default="1%", help="1%% (default), 64KiB, '1%% + 64 KiB'")
@@ -214,8 +220,9 @@ def _add_law(commands: Any) -> None:
     parser = commands.add_parser(
         "law",
         help="print how the memory of a function grows with its sizes",
-        description="Run a function at some sizes in a process of its own, on an emulated card "
-        "without values, and print the law of its peak with the lines that make it.",
+        description="Run a function at several sizes in a separate process, on an emulated card "
+        "without values. Print the law of its peak: a formula of the sizes, with the lines that "
+        "allocate the memory.",
         allow_abbrev=False,
     )
     parser.add_argument("step", help="FILE.py:FUNCTION or MODULE:FUNCTION")
@@ -226,12 +233,16 @@ def _add_law(commands: Any) -> None:
         help="batch=1,2,4 for a size that varies, and name=value for other arguments",
     )
     parser.add_argument("--card", choices=CARDS, help=f"the emulated card; default: {DEFAULT_CARD}")
-    parser.add_argument("--device", help="another device: cpu, cuda, or emulate:cuda:... in full")
+    parser.add_argument(
+        "--device",
+        help="measure on this device instead of an emulated card: cpu, cuda, or a full name such "
+        "as emulate:cuda:h100,values=off",
+    )
     parser.add_argument(
         "--of",
         default="peak",
         metavar="FIGURE",
-        help="retained, allocated, reserved or process; default: peak",
+        help="the figure: peak (default), retained, allocated, reserved or process",
     )
     parser.add_argument(
         "--at", nargs="+", default=(), metavar="NAME=VALUE", help="print the figure at these sizes"
@@ -239,9 +250,11 @@ def _add_law(commands: Any) -> None:
     parser.add_argument(
         "--largest",
         metavar="NAME",
-        help="print the largest value of this size that fits the card; --at gives the others",
+        help="print the largest value of this size that fits the card; --at sets the other sizes",
     )
-    parser.add_argument("--fits", choices=CARDS, help="fits this card instead")
+    parser.add_argument(
+        "--fits", choices=CARDS, help="for --largest: the card to fit, if it is another one"
+    )
     parser.set_defaults(run=_law)
 
 
@@ -307,7 +320,7 @@ def _add_cards(commands: Any) -> None:
     parser = commands.add_parser(
         "cards",
         usage="%(prog)s [--cards NAMES] [--no-values] [--format FORMAT] [arguments of pytest ...]",
-        help="run tests on emulated cards and print what fits; exit 1 if a test does not",
+        help="run tests on emulated cards and print which fit; exit 1 if a test does not fit",
         description="Run pytest once for each card, on an emulated device. All other arguments "
         "are passed to pytest, such as tests/test_train.py -k training.",
         allow_abbrev=False,
@@ -317,7 +330,7 @@ def _add_cards(commands: Any) -> None:
         "--cards", default=_DEFAULT_CARDS, help=f"default: {_DEFAULT_CARDS}; known: {known}"
     )
     parser.add_argument(
-        "--no-values", action="store_true", help="compute nothing on the cards, which is faster"
+        "--no-values", action="store_true", help="compute no values on the cards, which is faster"
     )
     parser.add_argument("--format", choices=_CARD_FORMATS, default="markdown")
     parser.set_defaults(run=_cards, takes_more=True)

@@ -148,8 +148,8 @@ def _imported_as(path: Path, function_name: str) -> str:
         parts.insert(0, folder.name)
         folder = folder.parent
     return (
-        f"{path.name} imports relatively, so it is a module of a package: write "
-        f"'{'.'.join(parts)}:{function_name}', in the folder {folder}"
+        f"{path.name} has relative imports, so it is a module of a package: write "
+        f"'{'.'.join(parts)}:{function_name}', and run this in the folder {folder}"
     )
 
 
@@ -251,8 +251,8 @@ def _exited(error: SystemExit, step: str) -> str:
     ]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return (
-        f"law(): {step} ended the process with status {error.code!r}{where}; a step has to return, "
-        "and what runs a program has to be under if __name__ == '__main__':"
+        f"law(): {step} ended the process with status {error.code!r}{where}; a step must return. "
+        "Put code that runs the program under if __name__ == '__main__':"
     )
 
 

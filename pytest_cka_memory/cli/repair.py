@@ -47,31 +47,41 @@ def add_parser(commands: Any) -> None:
         "repair",
         usage="%(prog)s TEST [TEST ...] [--card CARD [--devices N] | --device DEVICE] [--to SIZE] "
         "[--prove] [--html PAGE] [arguments of pytest ...]",
-        help="run tests under changes that may lower their peak, and print what to write",
+        help="try changes that may lower the peak memory of tests, and print the edits that do",
         description="Run tests again and again on an emulated card without values, each time "
-        "under other changes that need no edit. Print what each saves, and what to write.",
+        "with other changes, which need no edit. Print how much memory each change saves, and "
+        "the edits to make.",
         allow_abbrev=False,
     )
     parser.add_argument("--card", help=f"the emulated card; default: {DEFAULT_CARD}")
     parser.add_argument(
         "--devices", type=int, metavar="N", help="emulate N cards, to try fully_shard over them"
     )
-    parser.add_argument("--device", help="another device: cpu, cuda, or emulate:cuda:... in full")
-    parser.add_argument("--to", metavar="SIZE", help="what must suffice: 24GB, MB, or a card")
+    parser.add_argument(
+        "--device",
+        help="measure on this device instead of an emulated card: cpu, cuda, or a full name such "
+        "as emulate:cuda:h100,values=off",
+    )
+    parser.add_argument(
+        "--to", metavar="SIZE", help="the memory to get by with: 24GB, a number of MB, or a card"
+    )
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="run the patched copies, and compare losses and gradients",
+        help="run patched copies of the code, and compare losses and gradients with the original",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=20.0,
-        help="begin no new trial after so many seconds of processor time; default: 20. A trial "
-        "that takes over a minute, and ten times as long as the test, is ended",
+        help="start no new trial after this many seconds of processor time; default: 20. A trial "
+        "is stopped if it takes over a minute and over ten times as long as the test",
     )
     parser.add_argument(
-        "--html", type=Path, metavar="PAGE", help="write a page too, with memory before and after"
+        "--html",
+        type=Path,
+        metavar="PAGE",
+        help="also write an HTML page with the memory before and after",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run, takes_more=True)
@@ -142,7 +152,7 @@ def _results(
         label = " ".join(script) or test
         answer = first
         if first.get("ran_out"):
-            print(f"{label} does not fit as it is; going on with {_LARGEST}", file=sys.stderr)
+            print(f"{label} does not fit as it is; continuing on {_LARGEST}", file=sys.stderr)
             options = session.device.split(",")[1:]
             session.card_that_was_full = session.device
             session.device = ",".join([f"{EMULATED}:{_LARGEST}", *options])
@@ -295,7 +305,7 @@ def _about_peak(session: Session, test: str, each: Mapping[str, Any], folder: Pa
     peaks = ", ".join(map(format_exact, measured))
     return (
         f"not proven: {each['name']}: {'the patched copy has' if cards == 1 else 'ranks have'} the "
-        f"peak {peaks}, and {format_exact(predicted)} were predicted"
+        f"peak {peaks}, but {format_exact(predicted)} were predicted"
     )
 
 
@@ -306,8 +316,8 @@ def _about_card(session: Session, test: str, each: Mapping[str, Any], folder: Pa
     answer = _first(session, task, folder=folder, tests=[test], device=device)
     if "error" in answer:
         return (
-            f"not proven: {each['name']}: on {device}: {answer['error'][:160]}. If its reserve is "
-            f"in pieces, {_text_of(_EXPANDABLE)} helps"
+            f"not proven: {each['name']}: on {device}: {answer['error'][:160]}. If its reserved "
+            f"memory is fragmented, {_text_of(_EXPANDABLE)} helps"
         )
     peak = format_with_unit(answer["peak_bytes"])
     return (
@@ -371,7 +381,7 @@ def _kept(
         if errors:
             return errors[0]
         if sizes != before and not answer["shrunk"]:
-            return "the test does not make its inputs with sizes that could be smaller"
+            return "the sizes of the test's inputs could not be made smaller"
         kept += [rank["values"] for rank in every]
     return kept
 
@@ -384,9 +394,11 @@ def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> st
     compared = f"{result.compared} losses, gradients and results compared{smaller}"
     if result.is_equal:
         return f"numbers: equal, bit for bit ({compared})"
-    largest = f"by {result.largest:.1e} of the largest element at most, in the {result.where}"
+    largest = f"by at most {result.largest:.1e} of the largest element, in the {result.where}"
     if "change" in each["numbers"]:
-        return f"numbers: they differ {largest}, as named: {each['numbers']} ({compared})"
+        return (
+            f"numbers: they differ {largest}, as this change allows: {each['numbers']} ({compared})"
+        )
     if each["numbers"] and result.largest <= MOST_ROUNDING:
         return f"numbers: the last digits differ, {largest} ({compared})"
     return f"numbers: THEY DIFFER, which was not promised: {largest} ({compared})"

@@ -19,40 +19,50 @@ def add_parsers(commands: Any) -> None:
     """Add both commands to the subparsers of the command line."""
     snapshot = commands.add_parser(
         "snapshot",
-        help="explain what torch.cuda.memory._dump_snapshot wrote; two files: what differs",
-        description="Print what a recording of torch says about memory. With two files, what "
-        "differs, by line; with more, a table.",
+        help="explain a file of torch.cuda.memory._dump_snapshot, or compare two of them",
+        description="Explain the memory in a recording by torch. With two files, print the "
+        "differences by line; with more, print a table.",
     )
     snapshot.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    snapshot.add_argument("--html", type=Path, metavar="PAGE", help="write a page of one file too")
-    snapshot.add_argument("--json", type=Path, metavar="PATH", help="write the figures too")
+    snapshot.add_argument(
+        "--html", type=Path, metavar="PAGE", help="also write an HTML page of one file"
+    )
+    snapshot.add_argument(
+        "--json", type=Path, metavar="PATH", help="also write the figures to this file"
+    )
     snapshot.set_defaults(run=_snapshot)
 
     replay = commands.add_parser(
         "replay",
         help="replay a recording of torch on an emulated card under other allocator settings",
-        description="Make the requests of a recording to torch's own allocator on an emulated "
-        "card, as they were and under other settings, and print what each takes.",
+        description="Repeat the requests of a recording with torch's own allocator on an emulated "
+        "card, with the recorded settings and with others, and print how much memory each takes.",
     )
     replay.add_argument("file", type=Path, metavar="FILE")
     card = replay.add_mutually_exclusive_group()
-    card.add_argument("--card", choices=CARDS, help="say what fits this card")
-    card.add_argument("--memory", metavar="SIZE", help="say what fits a card of 24GB, for example")
+    card.add_argument("--card", choices=CARDS, help="show which settings fit this card")
+    card.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="show which settings fit a card with this much memory, for example 24GB",
+    )
     replay.add_argument(
         "--try",
         dest="settings",
         nargs="+",
         metavar="SETTING",
-        help=f"texts of PYTORCH_ALLOC_CONF; default: {' '.join(ALTERNATIVES)}",
+        help=f"values of PYTORCH_ALLOC_CONF to try; default: {' '.join(ALTERNATIVES)}",
     )
     replay.add_argument("--device", type=int, metavar="N", help="only this device of the file")
-    replay.add_argument("--json", type=Path, metavar="PATH", help="write the figures too")
+    replay.add_argument(
+        "--json", type=Path, metavar="PATH", help="also write the figures to this file"
+    )
     replay.set_defaults(run=_replay)
     for parser in (snapshot, replay):
         parser.add_argument(
             "--full-paths",
             action="store_true",
-            help="show paths as the file has them, with names of people and folders",
+            help="show full paths as recorded, with the names of users and folders",
         )
 
 
@@ -69,7 +79,7 @@ def _snapshot(args: argparse.Namespace) -> int:
         from pytest_cka_memory.snapshots import page
 
         if len(read) > 1:
-            raise ReportError("--html: a page has one file; write one FILE")
+            raise ReportError("--html: a page shows one file; write only one FILE")
         files.write_whole(args.html, page.render(read[0]))
     if args.json is not None:
         _write_json(args.json, [snapshot_text.as_data(each) for each in read])

@@ -102,7 +102,9 @@ def relations_of(
     relations = []
     if saves is not None:
         if not isinstance(relative_to, str):
-            raise LimitError(f"saves={saves!r}: write also relative_to='ID', the test to save from")
+            raise LimitError(
+                f"saves={saves!r}: also write relative_to='ID', the test to compare with"
+            )
         relations.append(Relation(relative_to, figure, less_bytes=_size(saves)))
     elif isinstance(relative_to, str):
         relations.append(Relation(relative_to, tolerance=tolerance))

@@ -249,8 +249,8 @@ class ReportBuilder:
             facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
         if self._run_again:
             tests = ", ".join(sorted(self._run_again)[:_MOST_NAMED])
-            number = f"{counted(len(self._run_again), 'test')}, run again by another plugin"
-            note = f"{number}, judged by the last run: {tests}"
+            number = f"another plugin ran {counted(len(self._run_again), 'test')} again"
+            note = f"{number}; the last run was judged: {tests}"
             facts = _with_notes(facts, {"notes": [note]})
         if outside := _outside_note(self.results):
             facts = _with_notes(facts, {"notes": [outside]})

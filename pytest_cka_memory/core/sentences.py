@@ -33,7 +33,7 @@ def part_of_message(record: RegionRecord, figure: str) -> str:
         if not left_bytes:
             return ""
         left = format_with_unit(left_bytes)
-        return f"; {left} of garbage in reference cycles at the last batch is not growth"
+        return f"; {left} at the last batch is garbage in reference cycles, which is not growth"
     if figure not in _RAISED:
         return ""
     sentence = _at_the_peak(record)
@@ -42,7 +42,7 @@ def part_of_message(record: RegionRecord, figure: str) -> str:
     if record.garbage_freed:
         return (
             "; garbage in reference cycles was freed at batch boundaries to find growth, because "
-            "its memory cannot all be counted: without the plugin the peak is higher"
+            "not all of its memory can be counted: without the plugin the peak is higher"
         )
     return ""
 
@@ -81,9 +81,9 @@ def note_on_older(record: RegionRecord, warmup: int, tolerance_bytes: int) -> st
     batches = [sample.batch for sample in record.timeline if sample.uncertain_bytes]
     several = "" if len(batches) == 1 else f" to {batches[-1]}"
     return (
-        f"growth may be up to {format_exact(highest)} per batch: tensors that were garbage later "
-        f"may have been in use at the end of batch {batches[0]}{several}, or not; what to do: "
-        "create the objects that keep them inside the region, where that is counted"
+        f"growth may be up to {format_exact(highest)} per batch: it is not known whether some "
+        f"tensors were already garbage at the end of batch {batches[0]}{several}; what to do: "
+        "create the objects that reference them inside the region, so that this is counted"
     )
 
 
@@ -113,7 +113,7 @@ def _rise_of(record: RegionRecord, warmup: int, of: str, words: str) -> str:
     last_bytes = getattr(growth.last, level)
     if last_bytes - getattr(growth.reference, level) < _LEAST_RISE * last_bytes:
         return ""
-    in_use = ", while what is in use does not rise" if of == "reserved" else ""
+    in_use = ", while the memory in use does not rise" if of == "reserved" else ""
     return (
         f"{words} rises by {format_with_unit(growth.bytes_per_batch)} per batch, to "
         f"{format_with_unit(last_bytes)}{in_use}, and is not judged; what to do: "
@@ -139,7 +139,7 @@ def _least_bytes(record: RegionRecord) -> float:
 
 def _repair(record: RegionRecord) -> str:
     made = record.garbage[0].created_at if record.garbage else ()
-    place = f" of what is made at {made[0].partition(' in ')[0]}" if made else ""
+    place = f" of the objects made at {made[0].partition(' in ')[0]}" if made else ""
     return f"gc.collect() in the loop, or breaking the cycle{place},"
 
 
@@ -158,9 +158,9 @@ _NOT_LIVE = (
     "the timeline"
 )
 _NOT_HELD = "no reference of a Python object to the rest was found"
-_NOT_FOUND = "what keeps the rest was not found"
-_NOT_IN_USE = "no tensor had the rest at the peak: the allocator keeps it for later"
-_NO_PLACE = "where the rest was allocated is not known"
+_NOT_FOUND = "nothing that keeps the rest was found"
+_NOT_IN_USE = "no tensor used the rest at the peak: the allocator keeps it for later"
+_NO_PLACE = "it is not known where the rest was allocated"
 
 
 def sentence(record: RegionRecord, figure: str) -> str:
@@ -190,7 +190,9 @@ def sentence(record: RegionRecord, figure: str) -> str:
         known = min(total, sum(_explained_bytes(holding, field) for holding in holdings))
     per_batch = " per batch" if field == "grown" else ""
     if not holdings:
-        return f"nothing that is live explains {format_with_unit(total)}{per_batch}: {_NOT_LIVE}"
+        return (
+            f"nothing that is still live explains {format_with_unit(total)}{per_batch}: {_NOT_LIVE}"
+        )
     text = f"explains {_of(known, total)}{per_batch}"
     if known >= 0.995 * total:
         return text
@@ -300,9 +302,13 @@ def kinds_line(record: RegionRecord, figure: str) -> str:
     parts = [f"{kind} {_share(size, total)}" for kind, size in sums.items()]
     parts += [f"{kind} 0" for kind in missing if len(missing) < len(_OF_TRAINING)]
     if is_level:
-        return f"at the peak, with what was live before the region: {', '.join(parts)}"
+        return f"at the peak, with memory from before the region: {', '.join(parts)}"
     freed_bytes = total - record.peak_increase_bytes
-    less = f"; {format_with_unit(freed_bytes)} from before it had been freed" if freed_bytes else ""
+    less = (
+        f"; {format_with_unit(freed_bytes)} from before the region had been freed"
+        if freed_bytes
+        else ""
+    )
     return f"at the peak, allocated in the region: {', '.join(parts)}{less}"
 
 

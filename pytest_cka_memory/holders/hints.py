@@ -56,7 +56,8 @@ def keeper_of(path: ReferencePath) -> str | None:
             return f"the package {package}"
     for number, reference in enumerate(storing):
         if _is_test_item(reference.value):
-            return f"a plugin that sets {_attribute(reference.value, path[number + 1 :])} of a test"
+            attribute = _attribute(reference.value, path[number + 1 :])
+            return f"a plugin that sets {attribute} on the test item"
     return None
 
 
@@ -80,7 +81,7 @@ def _attribute(item: Any, path: ReferencePath) -> str:
     """Return the attribute of `item` with which the rest of the path begins."""
     values = {id(reference.value) for reference in path[:2]}  # the first may be its __dict__
     names = [name for name, value in vars(item).items() if id(value) in values]
-    return f"the attribute {names[0]}" if names else "an attribute"
+    return f"the attribute `{names[0]}`" if names else "an attribute"
 
 
 # A list of losses that are detached still grows with every batch, so only item() is advised.
@@ -101,8 +102,8 @@ _GRAPH = (
     "of the node, such as its name(), instead of the node"
 )
 _LOGGED = (
-    "a log record keeps its arguments alive as long as a handler keeps the record, which those of "
-    "pytest do until the test ends: log a number or a text instead, such as loss.item() or f'{x}'"
+    "a log record keeps its arguments alive as long as a handler keeps the record, and pytest's "
+    "handlers keep it until the test ends: log a number or a string, such as loss.item() or f'{x}'"
 )
 _PART = (
     "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
@@ -132,12 +133,12 @@ _GRADIENT_OF = (
 )
 _OPTIMIZER = (
     "an optimizer allocates its state in its first step: take one before measuring, or delete the "
-    "optimizer in the block if the block makes it"
+    "optimizer in the measured block if it is made there"
 )
 _OLD_OPTIMIZERS = "{} keeps old optimizers, each with its state and gradients: remove them from it"
 _OPTIMIZERS = (
-    "{} keeps {}: if the block makes them, remove them from it; otherwise take a step before "
-    "measuring, because an optimizer allocates its state in its first step"
+    "{} keeps {}: if the measured block makes them, remove them from it; otherwise take a step "
+    "before measuring, because an optimizer allocates its state in its first step"
 )
 _GROWS = "{} keeps more in every batch: empty it, or bound its length"
 _KEEPS = "{} keeps {} of them: empty it in the block"
@@ -170,8 +171,8 @@ _LOCAL = (
     "a function"
 )
 _LOCAL_OBJECT = (
-    "`{0}` is a local variable of {1}: if the block makes it, `del {0}` there; otherwise do not "
-    "keep the tensor in it"
+    "`{0}` is a local variable of {1}: if the measured block makes it, `del {0}` there; otherwise "
+    "do not keep the tensor in it"
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 

@@ -300,7 +300,7 @@ class _Search:
         low = ", ".join(f"{name}={a:,}" for name, a, b in pairs if a != b)
         high = ", ".join(f"{name}={b:,}" for name, a, b in pairs if a != b)
         what = f": {'; '.join(lines[:2])}" if lines else ""
-        self.switches[f"between {low} and {high} the code allocates otherwise{what}"] = None
+        self.switches[f"between {low} and {high} the code allocates differently{what}"] = None
 
 
 def fit(

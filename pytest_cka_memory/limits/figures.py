@@ -51,7 +51,7 @@ _NOT_TORCH = (
     "libraries, threads. Python's tracemalloc lists the lines that allocate most of such memory"
 )
 _TORCH_FREED = (
-    "torch's tensors had it, and nothing of them is live now: max_peak_mb has the lines that "
+    "it was used by torch's tensors, which are freed now: max_peak_mb names the lines that "
     "allocate most"
 )
 
@@ -102,7 +102,7 @@ def whose(record: RegionRecord) -> str:
     if not rise or rise <= 0 or of_torch is None:
         return ""
     has = format_with_unit(of_torch) if of_torch > 0 else "nothing"
-    return f"; torch's CPU allocator has {has} of the rise of {format_with_unit(rise)}"
+    return f"; torch's CPU allocator took {has} of the rise of {format_with_unit(rise)}"
 
 
 def lines_about(record: RegionRecord) -> list[str]:
@@ -120,8 +120,8 @@ def _line_about_starts(record: RegionRecord) -> list[str]:
     if len(record.processes) < 2 or 4 * started < rise:
         return []
     return [
-        f"{format_with_unit(started)} of the rise came with the start of the children; what else "
-        "they have at first, they share with other processes"
+        f"{format_with_unit(started)} of the rise came with the start of the children; the rest "
+        "of their memory at the start is shared with other processes"
     ]
 
 
@@ -168,12 +168,12 @@ def _rise(use: ProcessUse) -> int:
 
 def _line_about(use: ProcessUse) -> str:
     growth = use.growth_bytes_per_batch
-    grew = f", {format_with_unit(growth)} per batch" if growth else ""
+    grew = f"; grew by {format_with_unit(growth)} per batch" if growth else ""
     copied = use.copied_bytes or 0
     is_part = 4 * copied >= max(1, _rise(use))
-    copies = f", {format_with_unit(copied)} of it copies of shared pages" if is_part else ""
+    copies = f"; {format_with_unit(copied)} of the rise are copied shared pages" if is_part else ""
     return (
-        f"{use.name} (pid {use.pid}): {format_with_unit(use.start_bytes)} at first, at most "
+        f"{use.name} (pid {use.pid}): {format_with_unit(use.start_bytes)} at the start, at most "
         f"{format_with_unit(use.peak_bytes)}{grew}{copies}"
     )
 
@@ -333,7 +333,7 @@ class FlatPerBatch(Limit):
         if self.of == "allocated":
             return ""
         in_use = growth_bytes_per_batch(record.timeline, self.warmup) or 0.0
-        return f"; what is in use grew by {format_with_unit(max(0.0, in_use))} per {self.unit}"
+        return f"; the memory in use grew by {format_with_unit(max(0.0, in_use))} per {self.unit}"
 
     def _breach(self, growth: float | None, message: str) -> Breach:
         figure = LEVELS[self.of].figure

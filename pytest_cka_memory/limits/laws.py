@@ -280,13 +280,13 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """
     if (old["of"], old["sizes"]) != (new["of"], new["sizes"]):
         return (
-            f"the committed law is of {old['of']} over {', '.join(old['sizes'])}, and the test "
-            f"has one of {new['of']} over {', '.join(new['sizes'])}: update the baseline"
+            f"the committed law is of the {old['of']} over {', '.join(old['sizes'])}, but the law "
+            f"of the test is of the {new['of']} over {', '.join(new['sizes'])}: update the baseline"
         )
     if old.get("on") != new.get("on"):
         devices = [law.get("on", "the device of the session") for law in (old, new)]
         return (
-            f"the committed law was measured on {devices[0]}, and this one on {devices[1]}: update "
+            f"the committed law was measured on {devices[0]}, but this one on {devices[1]}: update "
             "the baseline"
         )
     least = [max(pair) for pair in zip(old["least"], new["least"], strict=True)]
@@ -305,7 +305,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
             continue
         terms = _changed_terms(old["pieces"][same], new["pieces"][number], new["sizes"])
         return (
-            f"the law of the {new['of']} has changed. It was {before[same]}, it is {piece}. "
+            f"the law of the {new['of']} has changed. It was {before[same]}; now it is {piece}. "
             f"What rose: {'; '.join(terms)}"
         )
     return ""

@@ -82,7 +82,7 @@ def target_of(
         if not all(step.rpartition(":")):
             raise ValueError(f"law({step!r}): write 'FILE.py:FUNCTION' or 'MODULE:FUNCTION'")
         if card is not None and device is not None:
-            raise ValueError(f"law(card={card!r}, device={device!r}): write one of them")
+            raise ValueError(f"law(card={card!r}, device={device!r}): write only one of the two")
         device_name = device or f"{device_names.EMULATED}:{card or DEFAULT_CARD},values=off"
         name = step
     elif device is not None and str(device).startswith(device_names.EMULATED):
@@ -209,7 +209,8 @@ def _answer(target: Target, wanted: str, job: Mapping[str, Any]) -> Any:
             source.write_bytes(pickle.dumps({**job, "step": target.name, "wanted": wanted}))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise TypeError(
-                f"law(): {error}; pass what pickle takes, because the step runs in another process"
+                f"law(): {error}; pass values that can be pickled, because the step runs in "
+                "another process"
             ) from None
         run = subprocess.run(
             [sys.executable, "-m", _MEASURES, "law", str(source), str(path), target.device],

@@ -338,7 +338,7 @@ def check_names(step: Callable[..., Any], names: Sequence[str]) -> None:
         if name not in known and name != CALLS:
             takes = ", ".join(known) or "no arguments"
             raise TypeError(
-                f"law(): the step does not take {name!r}, but {takes}; write e.g. "
+                f"law(): the step has no parameter {name!r}; it takes {takes}; write e.g. "
                 f"def step({', '.join(names)}): ..."
             )
 

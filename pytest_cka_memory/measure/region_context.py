@@ -121,7 +121,8 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
         if self._region is None:
             raise RegionError(f"{name} of {self.mistake}, and read region.{name} after the block")
         raise RegionError(
-            f"{name} of {self._call}: a 'with' block gives the region its name; write "
+            f"{name} of {self._call}: this object is not the region, which only the 'with' "
+            f"statement returns; write "
             f"'with cka_memory.{self._call} as region:', and read region.{name} after the block"
         )
 

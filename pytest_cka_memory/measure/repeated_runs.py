@@ -230,8 +230,8 @@ def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple
     available = length_of(loader)
     if available is not None and available < counts[-1]:
         raise ValueError(
-            f"the loader has {counted(available, 'batch')}, batch_counts asks for {counts[-1]}; "
-            f"write counts up to {available}, or use a longer loader"
+            f"the loader has {counted(available, 'batch')}, but batch_counts asks for "
+            f"{counts[-1]}; write counts up to {available}, or use a longer loader"
         )
     return counts
 

@@ -22,7 +22,7 @@ def wait_until_free(meter: Meter, mb: object, timeout: float) -> float | None:
         return None
     if wanted_bytes > now.total_bytes:
         raise ValueError(
-            f"{meter.device} has {format_with_unit(now.total_bytes)} in total, so that "
+            f"{meter.device} has {format_with_unit(now.total_bytes)} in total, so "
             f"{format_with_unit(wanted_bytes)} can never be free; write a smaller size"
         )
     if now.free_bytes < wanted_bytes:

@@ -246,8 +246,8 @@ class StorageMeter(Meter):
         "the peak counts tensors, not temporaries inside one operator (a lower bound)",
         "memory of DataLoader workers and temporaries of compiled code are not counted",
         "memory that several storages share (NumPy, DLPack) counts once for each of them",
-        "lower bounds: what other threads allocate, mapped files, and batches that workers of a "
-        "DataLoader have sent and no operator has used",
+        "lower bounds: memory that other threads allocate, mapped files, and batches that workers "
+        "of a DataLoader have sent and no operator has used yet",
     )
 
     def __init__(self, reason: str = "chosen by hand", device: torch.device = _CPU) -> None:

@@ -18,10 +18,10 @@ _FLAGS = (
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
     (
         "allow-no-allocations",
-        "let limits of tests hold that allocate nothing on the accelerator that is measured",
+        "let limits hold for tests that allocate nothing on the measured accelerator",
     ),
     ("prune-baseline", "remove the baselines of tests and regions that no longer exist"),
-    ("require-baseline", "fail regions that have no baseline on this device although one applies"),
+    ("require-baseline", "fail regions that should have a baseline for this device but have none"),
 )
 _VALUED = (
     ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)} or cuda:N; default auto"),
@@ -42,7 +42,7 @@ _VALUED = (
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
     ("repeat", "N", "run each measured test N times, and judge growth over the runs; 5 or more"),
-    ("min-regions", "N", "fail the session if fewer regions were measured"),
+    ("min-regions", "N", "fail the session if fewer than N regions were measured"),
     (
         "baseline",
         "PATH",
@@ -70,20 +70,18 @@ _VALUED = (
     ),
 )
 _REPORT = (
-    "measure every test and print a table of memory figures, at most of the 100 regions with the "
-    "highest peaks; with =20, =retained, =20:retained or =all, of so many, sorted by this column"
+    "measure every test and print a table of memory figures of the 100 regions with the highest "
+    "peaks; =20, =retained, =20:retained or =all choose how many regions, and the column to sort by"
 )
 _TIMELINE = (
-    "draw memory over time in the page of --cka-memory-html: of every measured test, or of those "
-    "whose name contains PATTERN or matches it"
+    "draw memory over time in the page of --cka-memory-html, for every measured test, or for those "
+    "whose name contains or matches PATTERN"
 )
 _EXPLAIN = (
-    "find what references retained memory, and what kinds of memory were live at the peak, in "
-    "every region, not only if a limit broke"
+    "in every region, not only if a limit broke, find the references to retained memory and the "
+    "kinds of memory that were live at the peak"
 )
-_GRAPH = (
-    "; with =graph, the page of --cka-memory-html has a picture of the references that lead to it"
-)
+_GRAPH = "; with =graph, the page of --cka-memory-html has a picture of these references"
 narrowed_key = pytest.StashKey[bool]()
 """Whether tests were deselected."""
 

@@ -104,7 +104,7 @@ class PluginLimit(Limit):
         for verdict in verdicts:
             if not _is_verdict(verdict):
                 self._fail(
-                    f"returned {verdict!r}; return None, an Unjudged, or a Breach of texts and "
+                    f"returned {verdict!r}; return None, an Unjudged, or a Breach of strings and "
                     "plain numbers"
                 )
         return verdicts

@@ -141,7 +141,7 @@ LEGEND = (
 _LEGEND_OF_BAR = (
     "The bar is the memory of the card: live at the peak, then held in reserve, then never taken."
 )
-_LEGEND_OF_LARGEST = " largest: what cka_memory.largest has found."
+_LEGEND_OF_LARGEST = " largest: the largest size that cka_memory.largest found."
 
 
 def as_markdown(uses: Sequence[CardUse]) -> str:

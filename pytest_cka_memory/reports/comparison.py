@@ -226,12 +226,12 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     if comparison.undecided:
         nouns = ", ".join(COMPARED[figure].noun for figure in comparison.undecided)
         yield (
-            f"not compared, because of {listed(comparison.changed)}: {nouns}; what does not depend "
-            "on it is. To compare all figures, measure both reports on one machine"
+            f"not compared, because of {listed(comparison.changed)}: {nouns}; other figures are "
+            "compared. To compare all figures, measure both reports on one machine"
         )
     if comparison.not_on_both:
         nouns = ", ".join(COMPARED[figure].noun for figure in comparison.not_on_both)
-        yield f"not compared, because only one of the devices has it: {nouns}"
+        yield f"not compared, because only one of the devices reports it: {nouns}"
     yield from _named("only in the new report", comparison.appeared)
     yield from _named("only in the old report", comparison.vanished)
     yield from _named("not compared, because an exception ended it", comparison.incomplete)

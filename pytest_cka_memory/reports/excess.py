@@ -30,8 +30,8 @@ _LEAST_SHARE = 0.01
 _MOSTLY = 0.9
 """Of the highest reserve. What is explained at less says little about it."""
 UNSEEN = (
-    "it was released before anything looked at it: call region.batch_done() while it is high, "
-    "and it is explained there"
+    "it was released before it could be explained: call region.batch_done() while it is high, "
+    "to explain it at that moment"
 )
 """The advice if the reserve was only explained when most of it had been released."""
 
@@ -50,7 +50,7 @@ def reserve_explanation(record: RegionRecord, width: int) -> Iterator[str]:
     yield from _keepers(record, width)
     if _is_of_another_moment(record):
         highest = format_with_unit(record.reserved_peak_bytes or 0)
-        lower = f"the highest reserve was {highest}, at another moment, of which nothing is known"
+        lower = f"the highest reserve was {highest}, at another moment; its parts are not known"
         yield from wrapped(lower, width, "  ")
         yield from wrapped(f"what to do: {UNSEEN}", width, "  ")
         return
@@ -73,12 +73,14 @@ def _keepers(record: RegionRecord, width: int) -> Iterator[str]:
     for holding in keepers[:_MOST_KEEPERS]:
         yield from wrapped(keeper_line(holding), width, "  ")
     if len(keepers) > _MOST_KEEPERS:
-        yield f"  and {counted(len(keepers) - _MOST_KEEPERS, 'other group')} beside free memory"
+        yield f"  and {counted(len(keepers) - _MOST_KEEPERS, 'other group')} that keep free memory"
     known = record.reserve_kept_by
     rest_bytes = total_of(record.reserve).free_part_bytes - sum(it.keeps_bytes or 0 for it in known)
     if rest_bytes > least and sum(it.count for it in known) >= MOST_DESCRIBED:
         rest = format_with_unit(rest_bytes)
-        yield from wrapped(f"and more blocks beside the other {rest}, not described", width, "  ")
+        yield from wrapped(
+            f"and more blocks, not listed, that keep the other {rest} of free memory", width, "  "
+        )
 
 
 def keeper_line(holding: Holding) -> str:
@@ -107,7 +109,7 @@ def refusal_verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:
         reserve: what was reserved then.
     """
     wanted = format_with_unit(refusal.requested_bytes)
-    asked = f"{wanted} were requested, the card has {format_with_unit(refusal.free_bytes)} left"
+    asked = f"{wanted} were requested, but the card has {format_with_unit(refusal.free_bytes)} left"
     if not reserve:
         lack = format_with_unit(_missing_bytes(refusal))
         return f"{asked} and nothing is in use, so at least {lack} more are needed"
@@ -145,7 +147,7 @@ def _missing_bytes(refusal: Refusal) -> int:
 _LEVELS = ("peak_increase_bytes", "peak_bytes")
 _RESERVE = "reserved_increase_bytes"
 _LIMITS = ("max_peak_mb", "max_level_mb", "max_reserved_mb", "fits", "--cka-memory-max-peak-mb")
-_REPAIR = "this tries what would lower it, on this test, and prints what to write:"
+_REPAIR = "this command tries changes that may lower it on this test, and prints the edits:"
 
 
 def repair_lines(

@@ -416,7 +416,9 @@ def _proof_of(holding: Holding) -> str:
     """Return what is known about other references; empty if nothing is worth a line."""
     if others := holding.also_held_by:
         must_go = "both" if len(others) == 1 else f"all {len(others) + 1}"
-        return f", and by {', and by '.join(others)}: {must_go} must go to free it"
+        return (
+            f", and by {', and by '.join(others)}: {must_go} references must be removed to free it"
+        )
     if holding.freed_bytes is None or holding.bytes < MB:
         return ""
     freed, size = format_with_unit(holding.freed_bytes), format_with_unit(holding.bytes)

@@ -83,7 +83,7 @@ def chosen(results: Sequence[Result], choice: RowChoice, elsewhere: str) -> Chos
     urgent = sum(result.verdict in _ALWAYS for result in results)
     shown = by_alarm(results, choice.figure)[: max(urgent, choice.most)]
     left = total - len(shown)
-    text = f"{left:,} of {total:,} regions are left out, with a lower {choice.figure.noun}"
+    text = f"{left:,} of {total:,} regions with a lower {choice.figure.noun} are left out"
     return ChosenRows(shown, True, f"{text}: {elsewhere}" if left else "")
 
 

@@ -199,13 +199,13 @@ def _answer(path: Path, size: int) -> dict[str, Any]:
         kind, content = unpacked(done.stdout)
     except (ValueError, EOFError, TypeError, subprocess.TimeoutExpired):
         raise ReportError(
-            f"{refusal}it took more than {seconds} s or {format_with_unit(memory)}, which no "
-            "snapshot of its size does"
+            f"{refusal}it took more than {seconds} s or {format_with_unit(memory)}, more than "
+            "any snapshot of its size needs"
         ) from None
     if kind == "memory":
         raise ReportError(
-            f"{refusal}it took more than {format_with_unit(memory)}, which no snapshot of its "
-            "size does"
+            f"{refusal}it took more than {format_with_unit(memory)}, more than any snapshot of its "
+            "size needs"
         )
     if kind == "refused":
         raise ReportError(f"{refusal}{content}")

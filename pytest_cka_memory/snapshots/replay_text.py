@@ -66,26 +66,26 @@ def lines_at_refusal(
     needed = moment.used_bytes + refused
     sizes = f"{_mb(moment.used_bytes)} in use and the {_mb(refused)} that were refused"
     text = [
-        f"{one_line(name)}, cuda:{analysis.device.index}: it has what was live when an allocation "
-        "was refused, and no allocation before it, so there is nothing to replay"
+        f"{one_line(name)}, cuda:{analysis.device.index}: the file lists memory that was live when "
+        "an allocation was refused, but no earlier allocations, so there is nothing to replay"
     ]
     if needed > usable_bytes:
         return [
             *text,
-            f"no setting is enough: the {sizes} are {_mb(needed)}, and {card} has "
-            f"{_mb(usable_bytes)} for a program. The program has to allocate less",
+            f"no setting is enough: the {sizes} are {_mb(needed)} together, but {card} has "
+            f"only {_mb(usable_bytes)} for a program. The program has to allocate less",
         ]
     if moment.reserved_bytes + refused <= usable_bytes:
         return [
             *text,
-            f"{card} is enough until then, with any setting: {_mb(moment.reserved_bytes)} reserved "
-            f"and the {_mb(refused)} that were refused, of {_mb(usable_bytes)} for a program",
+            f"{card} is large enough for this, with any setting: {_mb(moment.reserved_bytes)} were "
+            f"reserved and {_mb(refused)} refused, and {_mb(usable_bytes)} are there for a program",
         ]
     return [
         *text,
-        f"a setting may be enough: the {sizes} are {_mb(needed)} of {_mb(usable_bytes)} that "
-        f"{card} has for a program; {_mb(moment.reserved_bytes - moment.used_bytes)} of the "
-        "reserve were free and in pieces",
+        f"a setting may be enough: the {sizes} are {_mb(needed)} together, and {card} has "
+        f"{_mb(usable_bytes)} for a program; {_mb(moment.reserved_bytes - moment.used_bytes)} of "
+        "the reserve were free, but in pieces",
         "to find it, run pytest with --cka-memory-snapshots=FOLDER, or write at the start",
         f"  {RECORD}",
     ]
@@ -214,14 +214,14 @@ def _advice(trials: Trials, lines_of: Lines) -> Iterator[str]:
     if best.fits is False:
         needed = min(trial.unlimited.allocated_bytes for trial in trials.trials)
         yield (
-            f"no setting is enough: {_mb(needed)} are in use at once, of "
-            f"{_mb(trials.usable_bytes or 0)}. The program has to allocate less: python -m "
-            f"pytest_cka_memory snapshot FILE says which lines have most at the peak"
+            f"no setting is enough: {_mb(needed)} are in use at once, but a program has "
+            f"only {_mb(trials.usable_bytes or 0)}. The program has to allocate less: python -m "
+            f"pytest_cka_memory snapshot FILE shows which lines have most at the peak"
         )
         return
     saved = own.unlimited.reserved_bytes - best.unlimited.reserved_bytes
     if best is own or (saved <= 0 and own.fits is not False):
-        yield "no setting that was tried is better than that of the recording"
+        yield "no setting that was tried is better than the recording's"
         return
     share = 100 * saved / own.unlimited.reserved_bytes
     yield f"what to write: {_what(best, lines_of, trials)}"
@@ -242,14 +242,14 @@ def _notes(trials: Trials) -> Iterator[str]:
     own = trials.trials[0].unlimited
     if begin.reserved_bytes > _LARGE_START * max(1, own.reserved_bytes):
         yield (
-            "note: what came before the recording is not in the file. Every row begins with the "
-            "memory that the recording begins with; record from the program's start to compare "
-            "settings for all of it"
+            "note: the file does not contain the allocations before the recording began. Every row "
+            "starts with the memory that was reserved then; to compare settings for the whole "
+            "program, record from its start"
         )
     if request_list.releases:
         yield (
-            f"note: the recording's card was full {counted(request_list.releases, 'time')}, so "
-            "that the allocator released its cache; rows are without that unless the card is full"
+            f"note: the recording's card was full {counted(request_list.releases, 'time')}, and "
+            "the allocator released its cache; a row repeats this only if its card is full"
         )
     if any(trial.is_tight for trial in trials.trials):
         yield (
@@ -258,8 +258,8 @@ def _notes(trials: Trials) -> Iterator[str]:
         )
     if request_list.unclear_releases:
         yield (
-            f"note: {request_list.unclear_releases} of these may have been calls of empty_cache(): "
-            "the recording has no Python stack there"
+            f"note: {request_list.unclear_releases} of these releases may have been calls of "
+            "empty_cache(): the recording has no Python stack for them"
         )
     if any("garbage_collection_threshold" in trial.settings for trial in trials.trials):
         yield (
@@ -267,7 +267,7 @@ def _notes(trials: Trials) -> Iterator[str]:
             "torch.cuda.set_per_process_memory_fraction"
         )
     if own.streams_reused:
-        yield "note: it has more streams than torch hands out, so some share one here"
+        yield "note: the recording has more streams than torch provides, so some share one here"
     yield f"note: {written_by(trials)}"
 
 

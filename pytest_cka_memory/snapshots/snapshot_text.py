@@ -119,8 +119,8 @@ def _device(read: Read, analysis: Analysis) -> Iterator[str]:
 def _at_refusal(read: Read, analysis: Analysis) -> Iterator[str]:
     """Yield what a file says that was written when memory was refused, without a recording."""
     yield (
-        f"{read.name}, cuda:{analysis.device.index}: what was live when an allocation was refused; "
-        "what came before was not recorded"
+        f"{read.name}, cuda:{analysis.device.index}: memory that was live when an allocation was "
+        "refused; earlier events were not recorded"
     )
     refusal = analysis.refusals[-1]
     yield _refused(read, refusal, "out of memory:")
@@ -136,9 +136,9 @@ def _at_refusal(read: Read, analysis: Analysis) -> Iterator[str]:
     else:
         yield "nothing was in use then"
     yield from _reserve(read, analysis, "then")
-    yield "to record what comes before, run pytest with --cka-memory-snapshots=FOLDER, or write at"
+    yield "to record earlier events, run pytest with --cka-memory-snapshots=FOLDER, or write at"
     yield f"the program's start {RECORD}"
-    yield f"whether a setting may be enough: python -m pytest_cka_memory replay {read.name}"
+    yield f"to see whether a setting may be enough: python -m pytest_cka_memory replay {read.name}"
 
 
 def _reserve(read: Read, analysis: Analysis, when: str = "at the end") -> Iterator[str]:
@@ -210,9 +210,10 @@ def _refusal(read: Read, analysis: Analysis, refusal: Refusal) -> Iterator[str]:
 
 def _refused(read: Read, refusal: Refusal, start: str) -> str:
     return (
-        f"{start} {_mb(refusal.requested_bytes)} were asked for by "
+        f"{start} {_mb(refusal.requested_bytes)} were requested by "
         f"{read.lines.text(refusal.site)[0]}; {_mb(refusal.free_bytes)} were free on the card, and "
-        f"of {_mb(refusal.moment.reserved_bytes)} reserved {_mb(refusal.moment.used_bytes)} in use"
+        f"{_mb(refusal.moment.used_bytes)} of {_mb(refusal.moment.reserved_bytes)} reserved were "
+        "in use"
     )
 
 

@@ -341,7 +341,7 @@ class WithinBaseline(Limit):
         reason = f"no baseline for this {missing}; {REMEDY}"
         if not self.required:
             return Unjudged(self.text, reason)
-        message = f"cannot be judged although --cka-memory-require-baseline is given: {reason}"
+        message = f"{reason}. This fails because --cka-memory-require-baseline is given"
         return Breach(self.text, 0, None, message, next(iter(COMPARED)))
 
     def _left_out(self, old: Figures, facts: Sequence[Changed]) -> Iterator[Unjudged]:
@@ -359,8 +359,8 @@ class WithinBaseline(Limit):
         noun = COMPARED[difference.figure].noun
         if new is None:
             message = (
-                f"cannot be judged: {noun} is {format_exact(old)} in the baseline and not known "
-                "now; run 5 full batches or more, or update the baseline"
+                f"cannot be judged: {noun} is {format_exact(old)} in the baseline, but it is not "
+                "known now; run 5 full batches or more, or update the baseline"
             )
         else:
             message = excess(difference, self.tolerance, "the baseline")

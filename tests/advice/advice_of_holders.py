@@ -140,8 +140,8 @@ def name_of_a_node(cka_memory):
 
 
 @advice(
-    "a log record keeps its arguments alive as long as a handler keeps the record, which those of "
-    "pytest do until the test ends: log a number or a text instead, such as loss.item() or f'{x}'"
+    "a log record keeps its arguments alive as long as a handler keeps the record, and pytest's "
+    "handlers keep it until the test ends: log a number or a string, such as loss.item() or f'{x}'"
 )
 def logged_tensor(cka_memory):
     with cka_memory.measure():
@@ -498,7 +498,7 @@ def optimizer_on(device):
 
 @advice(
     "an optimizer allocates its state in its first step: take one before measuring, or delete the "
-    "optimizer in the block if the block makes it"
+    "optimizer in the measured block if it is made there"
 )
 def first_step(cka_memory):
     optimizer = optimizer_on(cka_memory.device)
@@ -548,9 +548,9 @@ def old_optimizers_removed(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps 2 optimizers: if the block makes them, remove them from it; "
-    "otherwise take a step before measuring, because an optimizer allocates its state in its first "
-    "step"
+    "`advice_table.KEEP` keeps 2 optimizers: if the measured block makes them, remove them from "
+    "it; otherwise take a step before measuring, because an optimizer allocates its state in its "
+    "first step"
 )
 def optimizers(cka_memory):
     KEEP.extend((optimizer_on(cka_memory.device), optimizer_on(cka_memory.device)))
@@ -839,8 +839,8 @@ def local_tensor_of_a_function(cka_memory):
 
 
 @advice(
-    "`batch` is a local variable of local_object: if the block makes it, `del batch` there; "
-    "otherwise do not keep the tensor in it"
+    "`batch` is a local variable of local_object: if the measured block makes it, `del batch` "
+    "there; otherwise do not keep the tensor in it"
 )
 def local_object(cka_memory):
     batch = {}

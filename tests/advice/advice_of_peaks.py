@@ -282,7 +282,7 @@ def in_a_cycle(device):
 
 
 @advice(
-    "gc.collect() in the loop, or breaking the cycle of what is made at advice_of_peaks.py:N, "
+    "gc.collect() in the loop, or breaking the cycle of the objects made at advice_of_peaks.py:N, "
     "would free it",
     limit=pytest.mark.max_peak_mb(4),
     in_message=True,
@@ -327,7 +327,7 @@ def python_objects(cka_memory):
 
 
 @advice(
-    "torch's tensors had it, and nothing of them is live now: max_peak_mb has the lines that "
+    "it was used by torch's tensors, which are freed now: max_peak_mb names the lines that "
     "allocate most",
     devices=(CPU,),
     limit=pytest.mark.max_process_mb(40),

@@ -48,8 +48,8 @@ class Row:
 ROWS: list[Row] = []
 ELSEWHERE = {
     "test_plugin_that_keeps_an_exception_is_left_out_as_advised": (
-        "a plugin that sets the attribute kept of a test stores an exception, which keeps its "
-        "frames and their variables alive: run without it (-p no:NAME for a plugin of pytest), "
+        "a plugin that sets the attribute `kept` on the test item stores an exception, which keeps "
+        "its frames and their variables alive: run without it (-p no:NAME for a plugin of pytest), "
         "and report it to its authors"
     ),
 }
@@ -59,9 +59,9 @@ COMMANDS = {
     "torch._C._cuda_clearCublasWorkspaces() frees it": "torch 2.15 keeps none",
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card": "the emulated device has no other processes",
-    "the allocator reserved more than was in use at once, and why is not known: this device has no "
-    "snapshot, or all was released before anything looked at it; free blocks may be too small for "
-    "what was requested": "each device here has one",
+    "the allocator reserved more than was in use at once. The reason is not known, because this "
+    "device has no snapshots, or the memory was released before one was taken; free blocks may "
+    "have been too small for the requests": "each device here has one",
     "blocks that were used on another stream (record_stream) wait for it: synchronize before they "
     "are needed again, or allocate them on the stream that uses them": (
         "the emulated device finishes all work at once"

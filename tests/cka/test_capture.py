@@ -139,7 +139,7 @@ def test_error_names_the_selected_layers_if_none_ran():
     """A selection of layers that never ran is a LayerError."""
     with pytest.raises(
         LayerError,
-        match=r"none of the selected layers ran .*selected: unused\); select other layers",
+        match=r"no selected layer ran .*selected: unused\); select other layers",
     ):
         compared(Idle(), batches_of(8), model1_layers="unused")
 

@@ -236,7 +236,7 @@ def test_layers_with_other_token_counts_are_named_in_a_warning():
     model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 4), nn.ConstantPad2d((0, 0, 1, 0), 1.0))
     batch = batch_of(0)
     settings = {"model1_layers": ["1", "2"], "feed": lambda model, b: model(b["input_ids"])}
-    with pytest.warns(CKAWarning, match="not applied to layers with another number of .*: 2$"):
+    with pytest.warns(CKAWarning, match="not applied to layers whose number of tokens .*: 2$"):
         matrix(batch, model=model, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

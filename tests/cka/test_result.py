@@ -254,7 +254,7 @@ def test_added_results_are_those_of_all_batches(tmp_path):
     with pytest.raises(InputError, match="another model2_layers cannot be added"):
         whole[:, :2] + whole
     exact = CKA(mlp(), estimator="exact", device="cpu").compare(batches, progress=False)
-    with pytest.raises(InputError, match="results of estimator='exact', or of files without sums"):
+    with pytest.raises(InputError, match="results of estimator='exact', or of files that do not"):
         exact + exact
 
 

@@ -58,7 +58,7 @@ def test_mask_that_may_belong_to_two_inputs_is_an_error():
     whose it is.
     """
     batch, real = two_texts()
-    with pytest.raises(InputError, match=r"as have several inputs .*'one' and 'other'; write m"):
+    with pytest.raises(InputError, match=r"several inputs .* as many: 'one' and 'other'; write m"):
         compared(TwoTexts(), [batch], pooling="mean", mask=lambda _: real)
 
 
@@ -390,7 +390,7 @@ def test_mistakes_say_what_is_wrong(mistake):
 def test_model_with_two_inputs_says_to_pass_feed():
     """A model that needs two inputs gets the first of a tuple only, and the error says so."""
     model = nn.Bilinear(6, 6, 4)
-    with pytest.raises(InputError, match=r"one Tensor \(8, 6\), but: missing a required .*feed="):
+    with pytest.raises(InputError, match=r"one Tensor \(8, 6\), but missing a required .*feed="):
         compared(model, [(X, X)])
     assert compared(model, [(X, X)], feed=lambda model, batch: model(*batch)).samples == 8
 
@@ -412,7 +412,7 @@ def test_layers_of_the_first_model_select_those_of_the_second():
     assert both.model2_layers == ["0", "2"]
     other = nn.Sequential()
     other.add_module("head", nn.Linear(6, 4))
-    with pytest.warns(CKAWarning, match="selects nothing in model2, so all its layers"):
+    with pytest.warns(CKAWarning, match="matches no layer of model2, so all its layers"):
         result = CKA(mlp(0), other, ["0", "2"], device="cpu").compare([X], progress=False)
     assert result.model2_layers == ["head"]
 

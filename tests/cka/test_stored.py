@@ -127,7 +127,7 @@ def test_features_of_other_batches_are_an_error(tmp_path):
         compare_features(one, other)
     with pytest.raises(SettingError, match="'sampled_neurons' for stored features"):
         compare_features(one, one, estimator="sampled_neurons")
-    with pytest.raises(SettingError, match="has no estimate 'unbiased'"):
+    with pytest.raises(SettingError, match="does not support estimator='unbiased'"):
         compare_features(one, one, measure="mutual_knn", estimator="unbiased")
     with pytest.raises(SettingError, match="cannot use 'float16' as dtype; write 'float32'"):
         saved(tmp_path / "half", mlp(), [], dtype="float16")
@@ -186,7 +186,7 @@ def test_several_stored_models_are_compared_in_one_pass(tmp_path, pairs):
 def test_wrong_arguments_for_several_stored_models_are_errors(tmp_path):
     """Models and folders cannot be mixed, and folders have their own batches."""
     stored = saved(tmp_path, mlp(), batches_of(8))
-    with pytest.raises(InputError, match="'b' is not stored: save it with save_features"):
+    with pytest.raises(InputError, match="'b' is not stored: save its features with save_features"):
         compare_many({"a": stored, "b": mlp()})
     with pytest.raises(InputError, match="have their own batches and layers; omit"):
         compare_many({"a": stored, "b": stored}, batches_of(8))

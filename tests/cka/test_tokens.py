@@ -195,7 +195,7 @@ def test_tokens_are_not_resampled(resamples):
 
 def test_stored_features_have_no_tokens_as_samples(tmp_path):
     """save_features refuses the pooling and names what to write."""
-    with pytest.raises(SettingError, match="has no pooling='tokens'; compare the models in one"):
+    with pytest.raises(SettingError, match="does not support pooling='tokens'; compare the mod"):
         save_features(encoder(1), batches(), tmp_path / "features", pooling="tokens")
 
 
@@ -256,7 +256,7 @@ def test_tokens_of_a_decoder_are_not_those_of_the_encoder():
     batch = {"input_ids": source["input_ids"], "decoder_input_ids": target["input_ids"]}
     layers = ["target", "mixed", "source"]
     cka = CKA(Translator(), model1_layers=layers, pooling="tokens", device="cpu")
-    with pytest.raises(InputError, match='pooling="tokens" needs a mask for each kind of tokens'):
+    with pytest.raises(InputError, match='pooling="tokens" needs one mask for each kind of tokens'):
         cka.compare([batch], progress=False)
     masks = {
         "attention_mask": source["attention_mask"],

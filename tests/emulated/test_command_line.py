@@ -418,7 +418,7 @@ def test_option_that_would_hide_the_device_is_refused(emulation, monkeypatch, ca
     monkeypatch.setattr(sys, "orig_argv", ["python", option, "-m", "emulated_cuda", __file__])
     with pytest.raises(SystemExit):
         running.main([__file__])
-    assert f"python {option}: the program is given the device by" in capsys.readouterr().err
+    assert f"python {option}: the device is passed to the program in" in capsys.readouterr().err
 
 
 def test_options_of_python_are_kept(python, tmp_path):

@@ -74,7 +74,7 @@ def test_wrong_arguments_are_refused(call, message: str) -> None:
 
 def test_argument_that_cannot_be_passed_is_refused() -> None:
     """An object of this process is none of the other's."""
-    with pytest.raises(TypeError, match="pass numbers, texts, lists and dicts"):
+    with pytest.raises(TypeError, match="pass numbers, strings, lists and dicts"):
         emulated_cuda.estimate("train.py:step", model=object())
 
 

@@ -240,7 +240,7 @@ except emulated_cuda.DeviceError as error:
 def test_limit_of_the_address_space_is_refused(python):
     """With a limited address space, each allocation would fail for lack of memory: an error."""
     message = python("-c", LIMITED).stdout
-    assert message.startswith("an emulated CUDA device reserves 512 GB of addresses, though")
+    assert message.startswith("an emulated CUDA device must reserve 512 GB of address space")
     assert message.endswith("do not set vm.overcommit_memory to 2 None\n")
 
 

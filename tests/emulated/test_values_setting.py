@@ -177,8 +177,8 @@ def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
     assert note.startswith("no values are computed: those on the device are zeros or stale")
     assert warning == (
         "warning: values are not computed: the emulated device computes values with "
-        f"torch.library.get_kernel, which torch {torch.__version__} lacks; install one of the "
-        f"versions with which it was tried (torch {torch_versions.RANGE}), or {REMEDY}"
+        f"torch.library.get_kernel, which torch {torch.__version__} lacks; install a version "
+        f"with which the device was tested (torch {torch_versions.RANGE}), or {REMEDY}"
     )
 
 

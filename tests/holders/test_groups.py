@@ -305,7 +305,7 @@ class TestGroupsAtThePeak:
         assert text[first + 1 : first + 4] == [
             "  7 allocations, 5,000,000 bytes (4.77 MB), live before the region",
             text[first + 2],
-            "  explains 4.77 of 5.72 MB; where the rest was allocated is not known",
+            "  explains 4.77 of 5.72 MB; it is not known where the rest was allocated",
         ]
 
 

@@ -69,8 +69,8 @@ def test_locals_of_a_test_are_to_be_deleted() -> None:
     assert found["ids"] == LOCAL.format("ids", function)
     assert found["output"] == LOCAL.format("output", function)
     assert found["losses[0]"] == (
-        f"`losses` is a local variable of {function}: if the block makes it, `del losses` there; "
-        "otherwise do not keep the tensor in it"
+        f"`losses` is a local variable of {function}: if the measured block makes it, `del losses` "
+        "there; otherwise do not keep the tensor in it"
     )
     graph = [path for path in found if path.startswith("output.grad_fn")]
     assert {found[path] for path in graph} == {found["output"]}
@@ -225,8 +225,9 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
     """
     with MemoryProbe("cpu").measure() as region:
         KEEP.extend((optimizer_that_has_stepped(), optimizer_that_has_stepped()))
-    assert "`planted.KEEP` keeps 2 optimizers: if the block makes them, remove them from it" in str(
-        region.retained[0].hint
+    assert (
+        "`planted.KEEP` keeps 2 optimizers: if the measured block makes them, remove them from it"
+        in str(region.retained[0].hint)
     )
     optimizer = torch.optim.Adam([WEIGHT])
     WEIGHT.grad = torch.ones(250)
@@ -235,7 +236,7 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
     WEIGHT.grad = None
     assert region.retained[0].hint == (
         "an optimizer allocates its state in its first step: take one before measuring, or delete "
-        "the optimizer in the block if the block makes it"
+        "the optimizer in the measured block if it is made there"
     )
 
 
@@ -361,8 +362,9 @@ def test_exception_kept_by_a_plugin_names_the_attribute_of_the_test(
     (holding,) = region.retained
     assert holding.hint is not None
     assert holding.hint.startswith(
-        "a plugin that sets the attribute _kept_by_a_plugin of a test stores an exception, which "
-        "keeps its frames and their variables alive: run without it (-p no:NAME for a plugin of"
+        "a plugin that sets the attribute `_kept_by_a_plugin` on the test item stores an "
+        "exception, which keeps its frames and their variables alive: run without it (-p no:NAME "
+        "for a plugin of"
     )
     del request.node._kept_by_a_plugin
 

@@ -75,7 +75,7 @@ def test_two_holders_are_both_named_and_neither_alone_frees_the_storage() -> Non
     assert named == {"planted.KEEP[0]", "test_proof.OTHER['x']"}
     assert holding.freed_bytes is None
     text = " ".join(" ".join(failure.holding_lines(holding)).split())
-    assert "both must go to free it" in text
+    assert "both references must be removed to free it" in text
     KEEP.clear()
     assert not storage.expired()
     OTHER.clear()

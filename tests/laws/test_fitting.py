@@ -90,7 +90,7 @@ def test_a_switch_by_size_is_named_with_its_line() -> None:
 
     law = Law(fit(measure, {"n": (256, 512, 1_024)}))
     assert law.pieces[0].at((4_096,)) == 90 * 4_096 + 1_000_000
-    assert "between n=512 and n=1,024 the code allocates otherwise" in str(law)
+    assert "between n=512 and n=1,024 the code allocates differently" in str(law)
     assert "train.py:1 in step: loss(x) (1 and 2 allocations)" in str(law)
     assert not law.at(n=16 * 4_096).is_safe
 

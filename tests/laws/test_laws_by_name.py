@@ -191,7 +191,7 @@ def test_errors_of_the_step_arrive_with_their_traceback(steps: str) -> None:
     assert "in own_error" in str(raised.value.__cause__)
     with pytest.raises(RegionError, match="raised OutOfMemoryError: CUDA out of memory"):
         pytest_cka_memory.law(f"{steps}:too_large", batch=(1, 2))
-    with pytest.raises(TypeError, match="the step does not take 'heads', but batch"):
+    with pytest.raises(TypeError, match="the step has no parameter 'heads'; it takes batch"):
         pytest_cka_memory.law(f"{steps}:on_cpu", heads=(1, 2))
 
 
@@ -213,7 +213,7 @@ def test_step_that_is_not_there_is_named(steps: str) -> None:
         ("Trainer.step", "write a function at the top of the file that calls it"),
         ("awaited", "awaited is an async function, so a call runs nothing of it"),
         ("yields", "yields is a generator, so a call runs nothing of it"),
-        ("stops", r"stops ended the process with status 3 at steps.py:\d+; a step has to return"),
+        ("stops", r"stops ended the process with status 3 at steps.py:\d+; a step must return"),
         ("interrupts", "interrupts raised KeyboardInterrupt"),
         ("dies", "was ended by SIGKILL and said nothing"),
     ],
@@ -231,7 +231,9 @@ def test_file_of_a_package_is_named_as_a_module(tmp_path: Path, forked_children:
     package.mkdir()
     for name, text in (("__init__", ""), ("sizes", "WIDTH = 8\n"), ("tiny", RELATIVE)):
         (package / f"{name}.py").write_text(text)
-    with pytest.raises(RegionError, match=r"imports relatively.*'nets.tiny:step', in the folder"):
+    with pytest.raises(
+        RegionError, match=r"has relative imports.*'nets.tiny:step', and run this in the folder"
+    ):
         pytest_cka_memory.law(f"{package / 'tiny.py'}:step", batch=(1, 2))
     with pytest.raises(RegionError, match=r"there is no module 'no_such\.thing'"):
         pytest_cka_memory.law("no_such.thing:step", batch=(1, 2))
@@ -285,7 +287,7 @@ def test_arguments_of_a_function_are_its_own(probe: MemoryProbe) -> None:
 
     law = probe.law(step, batch=(1, 2, 4), device="cpu", card="ace")
     assert str(law.pieces[0]) == "4 · batch"
-    with pytest.raises(TypeError, match="the step does not take 'card'"):
+    with pytest.raises(TypeError, match="the step has no parameter 'card'"):
         probe.law(lambda batch: torch.zeros(batch), batch=(1, 2, 4), card="h100")
 
 
@@ -294,7 +296,7 @@ def test_arguments_of_a_function_are_its_own(probe: MemoryProbe) -> None:
     [
         (("train.py", None, None), ValueError, "write 'FILE.py:FUNCTION' or 'MODULE:FUNCTION'"),
         (("train.py:step", "h900", None), DeviceError, "unknown card 'h900'"),
-        (("train.py:step", "t4", "cpu"), ValueError, "write one of them"),
+        (("train.py:step", "t4", "cpu"), ValueError, "write only one of the two"),
     ],
 )
 def test_wrong_arguments_are_refused_before_a_process_starts(arguments, error, message) -> None:
@@ -305,7 +307,7 @@ def test_wrong_arguments_are_refused_before_a_process_starts(arguments, error, m
 
 def test_argument_that_cannot_be_passed_is_refused() -> None:
     """An object of this process is none of the other's."""
-    with pytest.raises(TypeError, match="pass what pickle takes"):
+    with pytest.raises(TypeError, match="pass values that can be pickled"):
         pytest_cka_memory.law("train.py:step", batch=(1, 2), loss=lambda x: x)
 
 

@@ -134,7 +134,7 @@ def test_memory_of_other_libraries_counts(probe: MemoryProbe) -> None:
         ({"n": (3,)}, ValueError, r"n=\(3,\): write two or more whole numbers"),
         ({"n": (0, 1)}, ValueError, "write two or more whole numbers, 1 or more"),
         ({"n": (1, 2.5)}, ValueError, "write two or more whole numbers"),
-        ({"m": (1, 2)}, TypeError, "does not take 'm', but n"),
+        ({"m": (1, 2)}, TypeError, "the step has no parameter 'm'; it takes n"),
         ({"n": (1, 2), "law_of": "beauty"}, ValueError, "write one of 'peak', 'retained'"),
     ],
 )

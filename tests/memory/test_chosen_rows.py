@@ -79,7 +79,7 @@ def test_larger_table_has_the_largest_and_says_how_many_are_left_out():
     rows = chosen(many(MOST + 1_500), RowChoice(), "all are in r.json")
     assert (len(rows.results), names(rows.results)[0]) == (MOST, "test_1599")
     assert rows.left_out == (
-        "1,500 of 1,600 regions are left out, with a lower peak: all are in r.json"
+        "1,500 of 1,600 regions with a lower peak are left out: all are in r.json"
     )
 
 
@@ -98,7 +98,7 @@ def test_sorted_table_has_whole_names_and_any_column():
     texts = [line.text for line in lines]
     assert texts[2].startswith("tests/test_a.py::test_4 ")
     assert texts[3].startswith("tests/test_a.py::test_3 ")
-    assert texts[4] == "3 of 5 regions are left out, with a lower retained: see x"
+    assert texts[4] == "3 of 5 regions with a lower retained are left out: see x"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

@@ -180,13 +180,13 @@ def shares_of() -> Iterator[tuple[RegionRecord, str, str]]:
     yield record(), "retained_bytes", ""
     made = Holding(bytes=60, count=1, created_at=("net.py:3 in f",))
     peak = record(at_peak=(made, Holding(bytes=40, count=1)))
-    said = "explains 60 of 100 B; where the rest was allocated is not known"
+    said = "explains 60 of 100 B; it is not known where the rest was allocated"
     yield peak, "peak_bytes", said
     early = Holding(bytes=40, count=1, before_region=True)
     yield record(at_peak=(made, early)), "peak_bytes", "explains 100 of 100 B"
     yield record(at_peak=(made, early)), "peak_increase_bytes", "explains 100 of 100 B"
     reserve = {"reserved_start_bytes": 0, "reserved_peak_bytes": 200}
-    said = "no tensor had the rest at the peak: the allocator keeps it for later"
+    said = "no tensor used the rest at the peak: the allocator keeps it for later"
     found = record(at_peak=(made, early), **reserve)
     yield found, "reserved_increase_bytes", f"explains 60 of 200 B; {said}"
     yield record(at_peak=(made,)), "no_such_figure", ""

@@ -49,7 +49,7 @@ def test_page_shows_each_holder_and_that_both_must_go():
     text = page_of(replace(LOSSES, paths=(PATH, OTHER)))
     Page(text)
     assert text.count("<svg viewBox='0 0 336") == 2
-    assert "Two things keep it: both must go to free it." in text
+    assert "Two things keep it: both references must be removed to free it." in text
     assert 'href="#holders"' in text
     assert "id='holders'" in text
 

@@ -28,7 +28,7 @@ def test_line_about_a_level_has_what_is_older() -> None:
     """The line about the whole level has also the shares of what was live before the region."""
     region = record(start_bytes=100 * MB, peak_bytes=200 * MB, at_peak=(*MADE, OLDER))
     assert sentences.kinds_line(region, "peak_bytes") == (
-        "at the peak, with what was live before the region: parameters 50 %, activations 30 %, "
+        "at the peak, with memory from before the region: parameters 50 %, activations 30 %, "
         "gradients 19 %, inputs < 1 %, optimiser 0"
     )
 
@@ -37,7 +37,7 @@ def test_line_says_what_from_before_had_been_freed() -> None:
     """If older memory was freed before the peak, the increase is less than the sum, by so much."""
     region = record(start_bytes=110 * MB, peak_bytes=200 * MB, at_peak=(*MADE, OLDER))
     found = sentences.kinds_line(region, "peak_increase_bytes")
-    assert found.endswith("optimiser 0; 10.00 MB from before it had been freed")
+    assert found.endswith("optimiser 0; 10.00 MB from before the region had been freed")
 
 
 @pytest.mark.parametrize("kind", [None, "temporaries"])

@@ -177,7 +177,7 @@ def test_a_sweep_refuses_counts_that_do_not_rise(
 def test_a_sweep_refuses_a_loader_that_is_too_short(probe: MemoryProbe) -> None:
     """A loader too short for a sweep is refused: at once if it has a length, or when it ends."""
     with pytest.raises(
-        ValueError, match=r"has 2 batches, batch_counts asks for 4; write counts up"
+        ValueError, match=r"has 2 batches, but batch_counts asks for 4; write counts up"
     ):
         probe.sweep(list, [1, 2], batch_counts=(1, 4))
     with pytest.raises(ValueError, match=r"ended after 1 of 2 batches"):

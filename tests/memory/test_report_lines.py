@@ -218,7 +218,7 @@ def test_the_legend_has_device_versions_meter_and_notes() -> None:
 
 
 REPAIR = (
-    "  this tries what would lower it, on this test, and prints what to write:",
+    "  this command tries changes that may lower it on this test, and prints the edits:",
     "    python -m pytest_cka_memory repair t.py::t --device cpu --to 4B",
 )
 """What a limit of 4 bytes on a peak adds for the test ``t.py::t``."""
@@ -299,9 +299,9 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
             80, 0, f"it rose with the peak increase, 80.00 MB: {SEE}",
             id="peak-just-explains-it"),
         pytest.param(
-            79, 79, "the allocator reserved more than was in use at once, and why is not known: "
-            "this device has no snapshot, or all was released before anything looked at it; free "
-            "blocks may be too small for what was requested",
+            79, 79, "the allocator reserved more than was in use at once. The reason is not "
+            "known, because this device has no snapshots, or the memory was released before one "
+            "was taken; free blocks may have been too small for the requests",
             id="the-rest-is-above-the-limit"),
     ],
 )  # fmt: skip
@@ -318,7 +318,7 @@ def test_advice_on_a_reserve_names_the_peak_if_that_is_the_cause(
     )
     result = judge("t.py::t", measured, [limit])
     text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
-    assert f"what to do: {advice} this tries what would lower it" in text
+    assert f"what to do: {advice} this command tries changes that may lower it" in text
 
 
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:

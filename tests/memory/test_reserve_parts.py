@@ -202,7 +202,9 @@ def test_page_draws_a_bar_for_each_segment_and_names_the_lines():
     ("count", "expected"),
     [
         pytest.param(
-            50_000, ["  and more blocks beside the other 220.00 MB, not described"], id="cut"
+            50_000,
+            ["  and more blocks, not listed, that keep the other 220.00 MB of free memory"],
+            id="cut",
         ),
         pytest.param(49_999, [], id="all-described"),
     ],
@@ -223,4 +225,4 @@ def test_message_says_that_not_all_blocks_are_described(count, expected):
         reserve_kept_by=(keeps,),
     )
     lines = list(reserve_explanation(record, 100))
-    assert [line for line in lines if "not described" in line] == expected
+    assert [line for line in lines if "not listed" in line] == expected

@@ -198,7 +198,7 @@ def test_messages_write_one_batch_and_one_region_in_the_singular(
         "  1 tensor, 4 bytes, allocated in 1 batch",
         "    no Python reference to it was found",
     ]
-    with pytest.raises(ValueError, match="the loader has 1 batch, batch_counts asks for 2"):
+    with pytest.raises(ValueError, match="the loader has 1 batch, but batch_counts asks for 2"):
         MemoryProbe(meter=ScriptedMeter()).sweep(list, [0], batch_counts=(1, 2))
     with pytest.raises(ValueError, match="the loader ended after 0 of 1 batch;"):
         list(FirstBatches(iter(()), 1))

@@ -44,7 +44,7 @@ def test_timeout_says_what_is_in_use(card):
 def test_sizes_that_can_never_be_free_are_refused(card):
     """More than the card has, and what is no size, are errors at once."""
     probe = MemoryProbe(meter=card)
-    with pytest.raises(ValueError, match=r"has 100.00 MB in total, so that 101.00 MB can never"):
+    with pytest.raises(ValueError, match=r"has 100.00 MB in total, so 101.00 MB can never"):
         probe.wait_until_free(101)
     with pytest.raises(SizeError, match="'much'"):
         probe.wait_until_free("much")

@@ -82,7 +82,7 @@ def test_committed_law_of_a_step_by_name(
     run = session(SESSION.format(card="h100"), *options, forked=True)
     run.assert_outcomes(failed=1)
     text = " ".join(run.text.split())
-    assert "was measured on emulate:cuda:t4,values=off, and this one on emulate:cuda:h100" in text
+    assert "was measured on emulate:cuda:t4,values=off, but this one on emulate:cuda:h100" in text
     pytester.makepyfile(steps=STEPS.replace("seq, 1024", "seq, 2048"))
     run = session(SESSION.format(card="t4"), *options, forked=True)
     run.assert_outcomes(failed=1)

@@ -36,8 +36,8 @@ torch_versions.NEEDED_NAMES = torch_versions.Row(("torch.planted.name",), "not i
 """
 WITHOUT_VALUES = (
     "warning: values are not computed: the emulated device computes values with "
-    f"torch.planted.name, which torch {torch.__version__} lacks; install one of the versions with "
-    f"which it was tried (torch {torch_versions.RANGE}), or {REMEDY}"
+    f"torch.planted.name, which torch {torch.__version__} lacks; install a version with "
+    f"which the device was tested (torch {torch_versions.RANGE}), or {REMEDY}"
 )
 
 

@@ -226,7 +226,7 @@ def test_increase_counts_only_what_the_region_allocated(programs, device: str, r
     """A limit on the increase names the kinds that were allocated in the region, and says so."""
     text = programs[0].text
     assert "at the peak, allocated in the region: " in text
-    assert "at the peak, with what was live before the region: " in text
+    assert "at the peak, with memory from before the region: " in text
     region = programs[0].region_of("test_mlp_increase")
     inside = [h for h in region["at_peak"] if not h["before_region"]]
     assert sum(holding["bytes"] for holding in inside) == region["peak_increase_bytes"]
@@ -270,5 +270,5 @@ def test_explain_prints_the_kinds_of_every_region(session) -> None:
     run.assert_outcomes(passed=1)
     lines = [line.strip() for line in run.text.splitlines()]
     at = lines.index("test_it.py::test_one made")
-    assert lines[at + 1].startswith("at the peak, with what was live before the region: ")
+    assert lines[at + 1].startswith("at the peak, with memory from before the region: ")
     assert {h["kind"] for h in run.region["at_peak"]} >= {"inputs"}

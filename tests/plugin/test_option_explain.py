@@ -29,7 +29,7 @@ def test_graph_draws_every_holder_in_the_page(session, pytester):
     assert starts == {("", "KEEP", "[0]"), ("", "LAST", "['x']")}
     page = (pytester.path / "r.html").read_text("utf-8")
     assert page.count("class='path'") == 2
-    assert "both must go to free it" in page
+    assert "both references must be removed to free it" in page
 
 
 def test_option_without_a_value_draws_nothing_and_takes_no_file(session, pytester):

@@ -113,7 +113,7 @@ def test_memory_that_is_free_in_a_pool(run):
 
 def test_whole_test_without_a_region(run):
     section = section_of(run, "test_without_a_region")
-    assert "out of memory: 20000.0 MB were requested, the card has" in section
+    assert "out of memory: 20000.0 MB were requested, but the card has" in section
     assert "nothing is in use, so at least" in section
     assert "in the whole test, emulated as emulate:cuda:t4" in section
 
@@ -133,7 +133,7 @@ def test_command_that_makes_it_fit_is_named(run):
         section = text.partition(" cka-memory: repair ---")[2].partition("\n---")[0]
         lines = [line.strip() for line in section.splitlines()[1:3]]
         assert lines == [
-            "this tries what would make it fit, on this test, and prints what to write:",
+            "this command tries changes that may make it fit on this test, and prints the edits:",
             f"python -m pytest_cka_memory repair test_it.py::{name} --card t4",
         ]
 

@@ -137,7 +137,7 @@ def test_temporaries(cka_memory):
 """
 PLANTED = {
     "test_list_of_strings": (
-        "copies of shared pages",
+        "copied shared pages",
         "came with the start of the children",
         "reference count",
     ),

@@ -188,7 +188,7 @@ def test_committed_baseline_is_judged_beside_a_relation(scripted):
         ("less_than=3", "less_than=3: write the id of a parameter"),
         ('at_most="plain"', "at_most='plain': write a factor and an id, e.g. '0.5 x eager'"),
         ("at_most=0.5", "at_most=0.5: write a factor"),
-        ('saves="1 MB"', "saves='1 MB': write also relative_to='ID'"),
+        ('saves="1 MB"', "saves='1 MB': also write relative_to='ID'"),
         ('relative_to="plain", saves=3', "saves=3: write a size, e.g. '100 MB'"),
         ('less_than="plain", of="speed"', "of='speed': write one of 'peak', 'level', 'retained'"),
         ('of="peak"', "of='peak': write less_than, at_most or saves with it"),

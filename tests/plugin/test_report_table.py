@@ -211,7 +211,7 @@ def test_report_prints_the_largest_rows_by_a_column(scripted, pytester, monkeypa
             "-*",
             "test_it.py::test_many[[]5] *",
             "test_it.py::test_many[[]4] *",
-            "4 of 6 regions are left out, with a lower retained: all are in r.json",
+            "4 of 6 regions with a lower retained are left out: all are in r.json",
         ]
     )
 
@@ -230,7 +230,7 @@ def test_value_of_report_reaches_workers(scripted):
     pytest.importorskip("xdist")
     run = scripted(MANY, "--cka-memory-report=1", "-n1")
     run.assert_outcomes(passed=6)
-    run.result.stdout.fnmatch_lines(["5 of 6 regions are left out, with a lower peak: *"])
+    run.result.stdout.fnmatch_lines(["5 of 6 regions with a lower peak are left out: *"])
 
 
 def test_value_that_chooses_no_rows_is_refused(scripted):

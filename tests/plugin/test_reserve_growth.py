@@ -162,7 +162,7 @@ def test_reserve_that_fences_keep_from_use_breaks_the_limit(run):
     assert region["growth_bytes_per_batch"] == 0
     text = " ".join(run.text.split())
     assert "(of='reserved') broken: the reserve grew by" in text
-    assert "what is in use grew by 0 per batch" in text
+    assert "the memory in use grew by 0 per batch" in text
 
 
 @pytest.mark.emulates
@@ -203,7 +203,7 @@ def test_rise_that_no_limit_judges_is_said(run):
     """As not judged beside a limit on what is in use, otherwise in a line under the table."""
     (unjudged,) = run.region_of("test_fenced_without_a_limit_on_it")["unjudged"]
     assert unjudged["limit"] == "flat_per_batch of the reserve"
-    assert "while what is in use does not rise" in unjudged["reason"]
+    assert "while the memory in use does not rise" in unjudged["reason"]
     assert run.region_of("test_fenced_without_a_limit")["verdict"] == "no limit"
     (line,) = [line for line in run.text.splitlines() if line.startswith("reserve: ")]
     assert "test_fenced_without_a_limit region, the allocator's reserve rises by" in line

@@ -228,8 +228,8 @@ class FullCard(Session):
         (
             False,
             "not proven: del x: on emulate:cuda:t4,values=off: torch.OutOfMemoryError: CUDA out of "
-            f"memory. If its reserve is in pieces, {allocator_variable()}=expandable_segments:True "
-            "helps",
+            f"memory. If its reserved memory is fragmented, "
+            f"{allocator_variable()}=expandable_segments:True helps",
         ),
     ],
     ids=["fits", "full"],

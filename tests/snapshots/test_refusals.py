@@ -173,7 +173,7 @@ def test_file_has_what_was_live_by_line_and_kind(session, found):
     assert 0 <= refusal.requested_bytes - 100_000 * 4096 * 4 < 2 * MB
     assert refusal.free_bytes < refusal.requested_bytes
     printed = command(session, "snapshot", str(path))
-    assert "what was live when an allocation was refused; what came before was not" in printed
+    assert "memory that was live when an allocation was refused; earlier events were" in printed
     assert "64.0 MB in 2 blocks  memory that is older than the test" in printed
     assert "run pytest with --cka-memory-snapshots=FOLDER, or write at" in printed
     assert "torch.cuda.memory._record_memory_history(" in printed
@@ -184,7 +184,7 @@ def test_page_says_that_nothing_before_was_recorded(session, found):
     path, _, _ = found("test_runs_out")
     command(session, "snapshot", str(path), "--html", "page.html")
     page = (session[0] / "page.html").read_text("utf-8")
-    assert "what came before was not recorded" in page
+    assert "earlier events were not recorded" in page
     assert "test_it.py:27 in test_runs_out" in page
     assert "tl-plot" not in page.partition("<body")[2]
 
@@ -201,7 +201,7 @@ def test_replay_says_that_the_program_must_allocate_less(session, found):
     printed = command(session, "replay", str(path))
     assert "so there is nothing to replay" in printed
     assert "no setting is enough: the " in printed
-    assert "NVIDIA A100 80GB is enough until then" in command(
+    assert "NVIDIA A100 80GB is large enough for this" in command(
         session, "replay", str(path), "--card", "a100"
     )
 
@@ -211,7 +211,7 @@ def test_replay_says_that_a_setting_may_be_enough(session, found):
     path, _, _ = found("test_in_pieces")
     printed = command(session, "replay", str(path))
     assert "a setting may be enough: the 2,720.0 MB in use and the 8,000.0 MB that were" in printed
-    assert "10,880.0 MB of the reserve were free and in pieces" in printed
+    assert "10,880.0 MB of the reserve were free, but in pieces" in printed
     assert "run pytest with --cka-memory-snapshots=FOLDER" in printed
 
 
@@ -259,6 +259,6 @@ def test_refusal_of_an_empty_card_names_no_kinds(tmp_path):
     snapshot = {"segments": [], "device_traces": traces, "allocator_settings": {}}
     (tmp_path / "first.pickle").write_bytes(pickle.dumps(snapshot))
     printed = command((tmp_path,), "snapshot", "first.pickle")
-    assert "20.0 MB were asked for" in printed
+    assert "20.0 MB were requested by" in printed
     assert "nothing was in use then" in printed
     assert "by kind" not in printed

@@ -190,7 +190,9 @@ def _scaled(matrix: Tensor, scale: Tensor, axis: int) -> Tensor:
     of_each = [1, 1]
     of_each[axis] = matrix.shape[axis]
     if scale.dtype is not torch.float32 or not (scale.numel() == 1 or [*scale.shape] == of_each):
-        raise NotImplementedError("scales of blocks are not computed, those of rows are")
+        raise NotImplementedError(
+            "block-wise scales are not computed; row-wise scales are computed"
+        )
     return matrix.float() * scale
 
 
@@ -236,7 +238,9 @@ def scaled_mm_of_recipes(
     elif recipes == ([_ONE_FOR_ALL], [_ONE_FOR_ALL]):
         scales = scale_a[0], scale_b[0]
     else:
-        raise NotImplementedError("scales of blocks are not computed, those of rows are")
+        raise NotImplementedError(
+            "block-wise scales are not computed; row-wise scales are computed"
+        )
     return scaled_mm(self, mat2, *scales, bias, None, out_dtype)
 
 
@@ -246,7 +250,9 @@ def scaled_grouped_mm(
 ) -> Tensor:
     """Products of groups: of rows of `self`, of columns of `mat2`, of both, or of batches."""
     if scale_a.dtype is not torch.float32:
-        raise NotImplementedError("scales of blocks are not computed, those of rows are")
+        raise NotImplementedError(
+            "block-wise scales are not computed; row-wise scales are computed"
+        )
     ends = [] if offs is None else offs.tolist()
     starts = [0, *ends[:-1]]
     if self.dim() == 2 and mat2.dim() == 2:  # the groups share the sum's axis

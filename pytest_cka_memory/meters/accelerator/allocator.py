@@ -375,7 +375,7 @@ class AllocatorStats:
             torch.accelerator.reset_peak_memory_stats(self._device)
         except _CANNOT as error:
             raise NoCountersError(
-                f"{self._device} has no peaks that torch {torch.__version__} can reset"
+                f"torch {torch.__version__} cannot reset the peak of {self._device}"
             ) from error
 
     def levels(self) -> Levels:
