@@ -76,8 +76,8 @@ def _notices(read: Read, analysis: Analysis) -> Iterator[str]:
         )
     if analysis.device.is_of_refusal:
         yield (
-            "<p class='notice'>The file has what was live when an allocation was refused; what "
-            "came before was not recorded.</p>"
+            "<p class='notice'>The file lists memory that was live when an allocation was "
+            "refused; earlier events were not recorded.</p>"
         )
     if not analysis.device.actions:
         yield "<p class='notice'>The file has no events, only what was there at its end.</p>"

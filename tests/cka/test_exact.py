@@ -196,7 +196,7 @@ def test_error_says_why_if_every_layer_has_varying_width():
     batch.
     """
     batches = [torch.randn(8, tokens, 6) for tokens in (5, 7)]
-    with pytest.raises(LayerError, match=r"no layer is left to compare.*each token is a sample"):
+    with pytest.raises(LayerError, match=r"no layer is left to compare.*left out, because .*token"):
         CKA(Tokens(), Tokens(), "token", "token", estimator="exact").compare(
             batches, progress=False
         )

@@ -299,7 +299,7 @@ def test_batches_of_any_structure_are_cut_and_concatenated():
 
 def test_concatenating_batches_that_differ_in_shape_is_an_error():
     """Batches that differ in shape, and objects that are not batches, cannot be concatenated."""
-    with pytest.raises(InputError, match=r"tensors of shape \(2, 3\) and \(1, 4\); only"):
+    with pytest.raises(InputError, match=r"tensors of shape \(2, 3\) and \(1, 4\); they may"):
         concatenate_batches(torch.zeros(2, 3), torch.zeros(1, 4))
     with pytest.raises(InputError, match="cannot concatenate batches of type int and int; both"):
         concatenate_batches(1, 2)

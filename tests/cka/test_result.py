@@ -251,7 +251,7 @@ def test_added_results_are_those_of_all_batches(tmp_path):
     assert (both.samples, both.batches, both.calibration) == (64, 4, None)
     parts = whole["0"] + whole["0"]
     torch.testing.assert_close(parts.matrix, whole.matrix[:1])
-    with pytest.raises(InputError, match="another model2_layers cannot be added"):
+    with pytest.raises(InputError, match="that differ in model2_layers cannot be added"):
         whole[:, :2] + whole
     exact = CKA(mlp(), estimator="exact", device="cpu").compare(batches, progress=False)
     with pytest.raises(InputError, match="results of estimator='exact', or of files that do not"):

@@ -429,5 +429,7 @@ def test_nan_features_are_named():
 
 def test_layers_without_the_samples_show_why():
     """If no layer has the samples, the error gives their number and what the model raised."""
-    with pytest.raises(LayerError, match=r"8 samples .*pass samples=, axes= or pick="):
+    with pytest.raises(
+        LayerError, match=r"length 8, the number of samples .*pass samples=, axes= or pick="
+    ):
         compared(nn.Sequential(nn.Linear(6, 4)), [X], pick=lambda name, out: out[:3])

@@ -186,7 +186,7 @@ def test_models_need_the_same_tokens():
 def test_tokens_are_not_resampled(resamples):
     """Null and bootstrap are refused by name, also for several models."""
     (name,) = resamples
-    message = rf"has no {name}, got {name}=9.*or use pooling='mean'"
+    message = rf"does not support {name}=, got {name}=9.*or use pooling='mean'"
     with pytest.raises(SettingError, match=message):
         CKA(encoder(1), pooling="tokens").compare(batches(), progress=False, **resamples)
     with pytest.raises(SettingError, match=message):
@@ -214,7 +214,7 @@ class Pooled(Encoder):
 def test_layers_without_the_same_tokens_are_left_out():
     """A warning names layers of pooled texts and of fewer tokens; alone they are an error."""
     cka = CKA(Pooled(), pooling="tokens", device="cpu")
-    with pytest.warns(CKAWarning, match=r"not have the tokens of the first.*: head, second"):
+    with pytest.warns(CKAWarning, match=r"not have the same tokens as the first.*: head, second"):
         result = cka.compare(batches(), progress=False)
     assert result.model1_layers == ["embedding", "layers.0", "layers.1"]
     head = CKA(Pooled(), model1_layers="head", pooling="tokens", device="cpu")
@@ -262,7 +262,7 @@ def test_tokens_of_a_decoder_are_not_those_of_the_encoder():
         "attention_mask": source["attention_mask"],
         "decoder_attention_mask": target["attention_mask"],
     }
-    with pytest.warns(CKAWarning, match=r"not have the tokens of the first.*: source"):
+    with pytest.warns(CKAWarning, match=r"not have the same tokens as the first.*: source"):
         result = cka.compare([{**batch, **masks}], progress=False)
     assert result.model1_layers == ["target", "mixed"]
     assert result.samples == 42

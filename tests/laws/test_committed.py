@@ -42,7 +42,7 @@ def test_a_byte_more_per_item_is_named_with_its_line() -> None:
     assert difference(PLAIN, committed((moved, lambda s: 64 * s))) == ""
     message = difference(PLAIN, committed((moved, lambda s: 65 * s)))
     assert message == (
-        "the law of the peak has changed. It was 64 · s, it is 65 · s. What rose: "
+        "the law of the peak has changed. It was 64 · s; now it is 65 · s. What rose: "
         "s: 64 -> 65 bytes (net.py:12 in head: x.float(): +1)"
     )
 
@@ -50,7 +50,7 @@ def test_a_byte_more_per_item_is_named_with_its_line() -> None:
 def test_a_new_power_is_named_with_its_line() -> None:
     """The mask of s² is new."""
     message = difference(PLAIN, committed((HEAD, lambda s: 64 * s), (MASK, lambda s: 4 * s * s)))
-    assert "It was 64 · s, it is 64 · s + 4 · s²." in message
+    assert "It was 64 · s; now it is 64 · s + 4 · s²." in message
     assert message.endswith("s²: 0 -> 4 bytes (net.py:9 in mask: zeros(s, s): +4)")
 
 

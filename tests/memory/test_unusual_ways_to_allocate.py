@@ -228,7 +228,9 @@ def test_older_thread_is_in_the_peak_or_the_notes_say_that_it_is_not(
         assert done.wait(60)
     work.put(None)
     thread.join()
-    notes = [note for note in cpu.meter.facts()["notes"] if "what other threads allocate" in note]
+    notes = [
+        note for note in cpu.meter.facts()["notes"] if "memory that other threads allocate" in note
+    ]
     if is_native:
         assert region.peak_increase_bytes >= BYTES
         assert notes == []

@@ -143,8 +143,8 @@ PLANTED = {
     ),
     "test_cache_in_workers": ("DataLoader worker 0 (pid ", "the workers keep more and more"),
     "test_cycles_in_workers": ("DataLoader worker 0 (pid ", "no_cycles finds reference cycles too"),
-    "test_python_objects": ("torch's CPU allocator has nothing of the rise", "tracemalloc"),
-    "test_tensors_on_the_host": ("torch's CPU allocator has 32.0", "held by test_it.KEPT[16]"),
+    "test_python_objects": ("torch's CPU allocator took nothing of the rise", "tracemalloc"),
+    "test_tensors_on_the_host": ("torch's CPU allocator took 32.0", "held by test_it.KEPT[16]"),
     "test_array_at_once": ("max_process_mb(40) broken: rise of the process's memory",),
 }
 """Test -> what its message says."""

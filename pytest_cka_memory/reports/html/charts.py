@@ -348,7 +348,7 @@ def paths_of(holding: Holding, title: str) -> Iterator[str]:
     if len(holding.paths) > 1:
         count = "Two" if len(holding.paths) == 2 else f"{len(holding.paths)}"
         every = "both" if len(holding.paths) == 2 else "all"
-        yield f"<br>{count} things keep it: {every} must go to free it."
+        yield f"<br>{count} things keep it: {every} references must be removed to free it."
     yield "</figcaption>"
     for path in holding.paths:
         yield f"<div class='path'>{''.join(picture(path))}</div>"
