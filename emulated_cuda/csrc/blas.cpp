@@ -1,5 +1,6 @@
 // cuBLAS and cuBLASLt: handles and descriptors; every product succeeds without computing anything.
-// Workspaces belong to torch, which allocates them and passes their addresses to the library.
+// Workspaces belong to torch, which allocates them and passes their addresses to the library. Torch chooses
+// their sizes by the card's compute capability, which emulated_cuda/cards.py states.
 #include "library_work.hpp"
 
 #include <cstdlib>

@@ -226,6 +226,8 @@ static bool make_resident(void* pointer, size_t size) {
   return true;
 }
 
+// The size is not that of the tensor: torch's allocator for pinned memory has already rounded it up to a
+// power of two.
 API int cudaHostAlloc(void** out, size_t size, unsigned) {
   make_driver_ready();
   if (posix_memalign(out, sysconf(_SC_PAGESIZE), std::max<size_t>(size, 1))) return fail(kOutOfMemory);

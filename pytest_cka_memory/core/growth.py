@@ -1,4 +1,7 @@
-"""Growth of memory per batch: of tensors, and of the process and its children."""
+"""Growth of memory per batch: of tensors, and of the process and its children.
+
+How a peak grows with the sizes of the input, such as the batch size, is found by `laws/fitting.py`.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ def test_law_that_rose_fails_with_both_laws_and_the_line(session, baseline_path:
     run = session(MASKED, *options, forked=True)
     run.assert_outcomes(failed=1)
     text = " ".join(run.text.split())
-    assert "It was 64 · batch · seq, it is 64 · batch · seq + 4 · seq²" in text
+    assert "It was 64 · batch · seq; now it is 64 · batch · seq + 4 · seq²" in text
     assert "torch.zeros(seq, seq): +4" in text
     assert run.region["law"]["sizes"] == ["batch", "seq"]
 
@@ -86,4 +86,4 @@ def test_committed_law_of_a_step_by_name(
     pytester.makepyfile(steps=STEPS.replace("seq, 1024", "seq, 2048"))
     run = session(SESSION.format(card="t4"), *options, forked=True)
     run.assert_outcomes(failed=1)
-    assert "It was 294,912 · batch, it is 557,056 · batch" in " ".join(run.text.split())
+    assert "It was 294,912 · batch; now it is 557,056 · batch" in " ".join(run.text.split())

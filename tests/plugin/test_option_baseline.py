@@ -164,7 +164,7 @@ def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
     scripted(baseline_test(10), required).assert_outcomes(passed=1)
     run = scripted(baseline_test(10).replace("part", "new"), required)
     run.assert_outcomes(failed=1)
-    assert "memory_baseline broken: no baseline for this device" in run.text
+    assert "memory_baseline broken: no baseline for this region" in run.text
 
 
 BROKEN = {
