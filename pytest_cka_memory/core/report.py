@@ -325,7 +325,7 @@ class Collection:
         return str(existing) in self.complete
 
 
-def merged(collections: Iterable[Collection]) -> Collection:
+def merged_collections(collections: Iterable[Collection]) -> Collection:
     """Return what several processes have collected: tests of any, completeness in all."""
     several = list(collections)
     if not several:

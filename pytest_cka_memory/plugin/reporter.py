@@ -24,7 +24,7 @@ from pytest_cka_memory.core.report import (
     anonymous,
     file_of,
     is_scope,
-    merged,
+    merged_collections,
 )
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.integrations import process_roles
@@ -181,7 +181,7 @@ class CollectionRecorder:
     def collection(self) -> Collection:
         """Return what has been recorded so far."""
         if process_roles.is_controller(self._config):
-            return merged(self._of_workers)
+            return merged_collections(self._of_workers)
         # --last-failed leaves tests out while it collects, without a word.
         complete = set() if self._config.getoption("lf", False) else self._passed - self._incomplete
         return Collection(frozenset(self._tests), frozenset(complete))

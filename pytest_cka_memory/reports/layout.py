@@ -1,4 +1,6 @@
-"""Fit sentences, names and tables into the width of a terminal.
+"""Fit sentences and names into the width of a terminal, and align the cells of a table.
+
+Which columns there is room for is decided in :mod:`pytest_cka_memory.reports.terminal`.
 
 Names stay different if they are shortened; code and places in files stay whole if there is room.
 """
