@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.core.report import Collection, merged
+from pytest_cka_memory.core.report import Collection, merged_collections
 
 FILE = Collection(frozenset({"a/t.py::test_is"}), frozenset({"a/t.py"}))
 FOLDER = Collection(frozenset({"a/t.py::test_is"}), frozenset({"a"}))
@@ -44,5 +44,5 @@ def test_workers_together_know_all_tests_and_what_each_collected_completely() ->
     one = Collection(frozenset({"t.py::a"}), frozenset({"t.py", "u.py"}))
     other = Collection(frozenset({"t.py::b"}), frozenset({"t.py"}))
     both = Collection(frozenset({"t.py::a", "t.py::b"}), frozenset({"t.py"}))
-    assert merged([one, other]) == both
-    assert merged([]) == Collection()
+    assert merged_collections([one, other]) == both
+    assert merged_collections([]) == Collection()
