@@ -10,7 +10,8 @@ BEGIN = """
 import ctypes
 import emulated_cuda
 emulated_cuda.load("h100", devices=2)
-from cuda.bindings import driver, runtime
+from cuda.bindings import __version__, driver, runtime
+PARAMETERS = [None] if int(__version__.partition(".")[0]) >= 13 else []
 
 def call(function, *arguments):
     code, *results = function(*arguments)
@@ -80,7 +81,7 @@ pointer = call(driver.cuMemAlloc, 4096)
 inside = driver.CUdeviceptr(int(pointer) + 100)
 print(int(get("RANGE_START_ADDR", inside)) == int(pointer), get("RANGE_SIZE", inside))
 print(int(get("CONTEXT", pointer)) == int(call(driver.cuCtxGetCurrent)), get("MAPPED", pointer))
-context = call(driver.cuCtxCreate, None, 0, 0)
+context = call(driver.cuCtxCreate, *PARAMETERS, 0, 0)
 second = call(driver.cuMemAlloc, 4096)
 ids = {get("BUFFER_ID", pointer), get("BUFFER_ID", second)}
 print(int(get("CONTEXT", second)) == int(context), len(ids))
@@ -94,7 +95,9 @@ asked = [getattr(driver.CUpointer_attribute, "CU_POINTER_ATTRIBUTE_" + name)
          for name in ("MEMORY_TYPE", "DEVICE_ORDINAL", "RANGE_SIZE")]
 print([int(value) for value in call(driver.cuPointerGetAttributes, 3, asked, pointer)])
 unknown = driver.CUdeviceptr(12345)
-print([int(value) for value in call(driver.cuPointerGetAttributes, 3, asked, unknown)])
+# Version 12 of cuda.bindings gives the ordinal without its sign.
+print([ctypes.c_int64(value).value if value < 2**31 else int(value) - 2**32
+       for value in map(int, call(driver.cuPointerGetAttributes, 3, asked, unknown))])
 """
 
 FILLS = """
