@@ -22,7 +22,6 @@ HERE = Path(__file__).parent
 # Not HERE, which pytest adds to the path: torch would find the device in every test's process.
 INSTALLABLE = HERE / "installable"
 BUILD = "import hostdevice; print(hostdevice.build())"
-LONGEST_BUILD_SECONDS = 300
 NEUTRAL = [f"-pno:{name}" for name in ("cacheprovider", "randomly", "rerunfailures")]
 """Without plugins that write files here, shuffle, or keep the last failure and so its tensors."""
 INSTALLED = """
@@ -68,13 +67,9 @@ def device_environment(builder_environment: dict[str, str]) -> dict[str, str]:
     """Return the environment of a process in which torch loads the device."""
     path = os.pathsep.join([str(INSTALLABLE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**builder_environment, "PYTHONPATH": path}
-    built = subprocess.run(
-        [sys.executable, "-c", BUILD],
-        env={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONGEST_BUILD_SECONDS,
+    built = forked_processes.run(
+        ["python", "-c", BUILD],
+        environment={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )
     assert built.returncode == 0, built.stderr
     return {**environment, "HOSTDEVICE_LIBRARY": built.stdout.splitlines()[-1]}

@@ -81,8 +81,9 @@ RECURRENT = {  # the workspace and the reserve
 def asked(python):
     """Return, for each case, the bytes of the workspaces that it asked for on an emulated H100."""
     run = python(
-        *("-W", "ignore", "-m", "emulated_cuda", "--card", "h100", "--no-values"),
+        *("-m", "emulated_cuda", "--card", "h100", "--no-values"),
         *(str(PROGRAM), json.dumps([*EXPECTED, *RECURRENT])),
+        forked=True,
     )
     lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
     assert lines, run.stderr

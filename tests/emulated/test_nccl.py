@@ -185,6 +185,7 @@ print(x.tolist())
 def test_nan_check_of_torch_finds_what_would_be_sent(python, tmp_path):
     """The kernel that looks for NaN runs for each type that has NaN, and makes no value unknown."""
     settings = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_USE_NCCL2": "0"}
+    # The device must be there when torch registers the kernel, so this is a new interpreter.
     done = python("-c", NAN, str(tmp_path / "store"), **settings)
     found = (
         "device-side assert triggered: element 4 of 5 of a tensor that a collective would send "

@@ -146,7 +146,7 @@ def test_sharded_program_needs_on_each_of_two_ranks_what_was_tried_in_one_proces
 
 
 def test_sharded_copy_is_proven_on_as_many_ranks(
-    python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None
 ) -> None:
     """``--prove`` starts torchrun: each rank has the predicted peak, and the gradients whose parts
     the ranks have are those of one card.
@@ -219,6 +219,6 @@ def test_optimizer_states_of_few_bits(python: Run, tmp_path: Path, bits: int) ->
     assert peak < found["base"]
     numbers = found["numbers"][name]  # type: ignore[index]
     assert numbers == f"changes the numbers: optimizer states of {bits} bits"
-    ran = python("-c", RUN, _written(tmp_path / "patched", text))
+    ran = python("-c", RUN, _written(tmp_path / "patched", text), forked=True)
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) == peak

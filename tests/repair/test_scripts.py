@@ -116,7 +116,10 @@ def test_file_that_a_training_has_saved_is_not_overwritten(
 
 
 def test_copy_of_a_script_finds_its_data_and_proves_the_numbers_with_fewer_rows(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    forked_children: None,
 ) -> None:
     """Data files are linked into the copy, and the batches of a ``DataLoader`` are cut."""
     monkeypatch.chdir(tmp_path)
