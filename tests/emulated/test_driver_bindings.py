@@ -96,8 +96,8 @@ asked = [getattr(driver.CUpointer_attribute, "CU_POINTER_ATTRIBUTE_" + name)
 print([int(value) for value in call(driver.cuPointerGetAttributes, 3, asked, pointer)])
 unknown = driver.CUdeviceptr(12345)
 # Version 12 of cuda.bindings gives the ordinal without its sign.
-print([ctypes.c_int64(value).value if value < 2**31 else int(value) - 2**32
-       for value in map(int, call(driver.cuPointerGetAttributes, 3, asked, unknown))])
+values = map(int, call(driver.cuPointerGetAttributes, 3, asked, unknown))
+print([value - 2**32 if value >= 2**31 else value for value in values])
 """
 
 FILLS = """
