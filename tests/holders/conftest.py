@@ -1,5 +1,6 @@
 """Fast garbage collections and searches for the tests that search for references."""
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -58,6 +59,9 @@ def _is_used(root: Root) -> bool:
     if top in sys.stdlib_module_names or top in _PACKAGES or top.startswith("pytest_cka_memory"):
         return True
     file = globals_of(module).get("__file__") or ""  # without loading a module that is lazy
-    return not root.is_library and (
-        not file.startswith(_OTHER_TESTS) or Path(file).is_relative_to(_FOLDER)
-    )
+    return not root.is_library and not _is_of_other_tests(file)
+
+
+@functools.cache  # each search asks for all modules
+def _is_of_other_tests(file: str) -> bool:
+    return file.startswith(_OTHER_TESTS) and not Path(file).is_relative_to(_FOLDER)
