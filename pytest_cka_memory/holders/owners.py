@@ -249,8 +249,10 @@ def _metadata(path: ReferencePath) -> bool:
 
 
 def _callback(path: ReferencePath) -> bool:
-    kinds = (types.FunctionType, types.MethodType, functools.partial)
-    return issubclass(type(path[0].value), kinds)
+    value = path[0].value
+    if type(value) is tuple and len(value) == 3:
+        value = value[0]  # from Python 3.14, atexit keeps each function with its arguments
+    return issubclass(type(value), (types.FunctionType, types.MethodType, functools.partial))
 
 
 def _node(path: ReferencePath) -> bool:

@@ -309,14 +309,14 @@ def _tried(make: Callable[[], torch.Tensor], size: int | None = None) -> Way | N
         size: of the part of the node's Python object that torch defines; None for all of it.
     """
     result = make()
-    node = result.grad_fn
+    node, alone = result.grad_fn, object()
     for place in range(2 * _WORD, size or type(node).__basicsize__, _WORD):
         with suppress(*_NO_ADDRESS):
             counts = _counts_of(id(node) + place, result)
             for of_object in (0, 1):
                 if counts == [of_object + expected for expected in (1, 4, 2)]:
-                    of_cpp = sys.getrefcount(node) - sys.getrefcount(alone := object())
-                    del alone
+                    # Both are variables, because Python 3.14 counts no argument that is one.
+                    of_cpp = sys.getrefcount(node) - sys.getrefcount(alone)
                     # An intrusive pointer leads to the counts; beside a shared one is another.
                     place_of_node = place if of_cpp and of_object else place - _WORD
                     return Way(place_of_node, place, of_object, of_cpp)
