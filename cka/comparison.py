@@ -107,8 +107,8 @@ class CKA:
             model2: the model whose layers become the columns. None, or model1 again, compares
                 model1 with itself and runs it once.
             model1_layers: names, indices, globs, module types or predicates, or a sequence of
-                these; None for every layer. In a glob, ``*`` is within one level of names and
-                ``**`` is any number of levels. A module that is called twice gives two rows.
+                these; None for every layer. In a glob, ``*`` matches within one level of names
+                and ``**`` any number of levels. A module that is called twice gives two rows.
             model2_layers: the same for model2. None means model1_layers, and every layer of model2
                 if these are not in it.
             model1_name: name of model1 in the result; by default its class.

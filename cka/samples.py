@@ -26,7 +26,7 @@ Samples: TypeAlias = int | str | Sequence[str] | Callable[[Any], int] | None
 
 _WRITE = (
     'write samples="name" of an entry that has the samples in axis 0, samples=1 if batches are '
-    "(tokens, samples, ...), or samples=lambda batch: the number of samples"
+    "(tokens, samples, ...), or samples=function, where function(batch) returns their number"
 )
 
 

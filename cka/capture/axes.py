@@ -289,10 +289,11 @@ class AxesOfLayers:
         names = list(self.probed.problems)
         if len(names) > 1:
             raise InputError(
-                f"the output of {call.label!r}, of shape {shape}, may have the tokens of "
-                f"input {' or '.join(map(repr, names))}: the model could not be run on fewer "
-                f"tokens to tell them apart ({self.probed.problems[names[0]]}); write mask=None, "
-                "or pass the mask of one input and compare only layers that have its tokens"
+                f"it is not known whether the output of {call.label!r}, of shape {shape}, has the "
+                f"tokens of input {' or '.join(map(repr, names))}. To find out, CKA runs the model "
+                f"on fewer tokens too, but this failed ({self.probed.problems[names[0]]}). Write "
+                "mask=None, or pass the mask of only one input and compare only layers that have "
+                "the tokens of that input"
             )
         return {positions[0]: names[0]}
 

@@ -90,9 +90,9 @@ def select(model: nn.Module, layers: Layers) -> Selection:
         layers: a name (``"layer1.0.relu"``, or ``"layer1.0.relu:1"`` for its second call only),
             an index into the model's layers, a glob, a module type, a predicate of ``(module)``
             or ``(name, module)``, or a sequence of these. None selects every module except the
-            model itself. In a glob, ``*`` is within one level and ``**`` is any number of levels:
-            ``"encoder.layers.*"`` selects the blocks, ``"encoder.layers.**"`` everything inside
-            them too, ``"**.attn"`` all modules of this name.
+            model itself. In a glob, ``*`` matches within one level and ``**`` matches any number
+            of levels: ``"encoder.layers.*"`` selects the blocks, ``"encoder.layers.**"``
+            everything inside them too, ``"**.attn"`` all modules of this name.
 
     Raises:
         LayerError: if a selector matches nothing; the message suggests close matches.
@@ -190,7 +190,7 @@ def _matching_names(
 
 
 def matches_glob(name: str, pattern: str) -> bool:
-    """Whether a dotted name matches: ``*`` is within one level, ``**`` is any number of levels.
+    """Whether a dotted name matches: ``*`` within one level, ``**`` any number of levels.
 
     >>> matches_glob("encoder.0.attn", "encoder.*"), matches_glob("encoder.0.attn", "**.attn")
     (False, True)
@@ -217,7 +217,7 @@ def _levels_match(levels: Sequence[str], patterns: Sequence[str]) -> bool:
 
 def _glob_hint(pattern: str, layer_names: Sequence[str]) -> str:
     """Return what to write instead of a glob that matches nothing."""
-    rule = "'*' is within one level and '**' is any number of levels"
+    rule = "'*' matches within one level and '**' matches any number of levels"
     deeper = ".".join("**" if level == "*" else level for level in pattern.split("."))
     for candidate in (deeper, f"**.{pattern}", f"{pattern}.**"):
         if any(matches_glob(name, candidate) for name in layer_names):

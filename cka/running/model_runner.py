@@ -333,7 +333,7 @@ class ModelRunner:
             prober = self._prober_of_model(call, announce)
             probed = self._probed_by(prober, samples, needed)
             if self._settings.feed is not None and not prober.was_cut:
-                # The user's function did not call the model itself, but a part of it.
+                # The user's function called only a part of the model.
                 probed = self._probed_by(self._prober_of_batch(call, announce), samples, needed)
             self._axes.use(probed)
         return samples

@@ -320,7 +320,8 @@ def _add_cards(commands: Any) -> None:
     parser = commands.add_parser(
         "cards",
         usage="%(prog)s [--cards NAMES] [--no-values] [--format FORMAT] [arguments of pytest ...]",
-        help="run tests on emulated cards and print which fit; exit 1 if a test does not fit",
+        help="run tests on emulated cards and print which test fits on which card; exit 1 if a "
+        "test does not fit on one",
         description="Run pytest once for each card, on an emulated device. All other arguments "
         "are passed to pytest, such as tests/test_train.py -k training.",
         allow_abbrev=False,

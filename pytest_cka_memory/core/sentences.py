@@ -33,7 +33,10 @@ def part_of_message(record: RegionRecord, figure: str) -> str:
         if not left_bytes:
             return ""
         left = format_with_unit(left_bytes)
-        return f"; {left} at the last batch is garbage in reference cycles, which is not growth"
+        return (
+            f"; in addition, {left} was garbage in reference cycles at the last batch, and is not "
+            "counted as growth"
+        )
     if figure not in _RAISED:
         return ""
     sentence = _at_the_peak(record)
@@ -79,11 +82,13 @@ def note_on_older(record: RegionRecord, warmup: int, tolerance_bytes: int) -> st
     if growth > tolerance_bytes or highest <= tolerance_bytes:
         return ""
     batches = [sample.batch for sample in record.timeline if sample.uncertain_bytes]
-    several = "" if len(batches) == 1 else f" to {batches[-1]}"
+    is_one = len(batches) == 1
+    at = f"batch {batches[0]}" if is_one else f"batches {batches[0]} to {batches[-1]}"
     return (
-        f"growth may be up to {format_exact(highest)} per batch: it is not known whether some "
-        f"tensors were already garbage at the end of batch {batches[0]}{several}; what to do: "
-        "create the objects that reference them inside the region, so that this is counted"
+        f"growth may be as high as {format_exact(highest)} per batch, because it is not known "
+        f"whether some tensors were still in use or already garbage at the end of {at}; what to "
+        "do: create the objects that reference these tensors inside the region; then it is known "
+        "when they become garbage"
     )
 
 
@@ -305,7 +310,7 @@ def kinds_line(record: RegionRecord, figure: str) -> str:
         return f"at the peak, with memory from before the region: {', '.join(parts)}"
     freed_bytes = total - record.peak_increase_bytes
     less = (
-        f"; {format_with_unit(freed_bytes)} from before the region had been freed"
+        f"; {format_with_unit(freed_bytes)} of older memory was freed before the peak"
         if freed_bytes
         else ""
     )

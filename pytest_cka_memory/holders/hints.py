@@ -109,10 +109,10 @@ _PART = (
     "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
     "of some losses do: keep a clone() of it instead"
 )
-_NUMBER = "a tensor with one element: keep the number, its item(), instead"
+_NUMBER = "keep the number, tensor.item(), instead of the tensor, which has one element"
 _NUMBER_PART = (
-    "a tensor with one element that keeps a larger storage alive, as views and the results of some "
-    "losses do: keep the number, its item(), instead"
+    "keep the number, tensor.item(), instead of the tensor, which has one element but keeps a "
+    "larger storage alive, as views and the results of some losses do"
 )
 _HOOK = "a hook was never removed: keep its handle and call handle.remove()"
 _CACHE = (

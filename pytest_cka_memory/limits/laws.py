@@ -108,7 +108,7 @@ class PeakLaw(Limit):
             if len(values) < needed:
                 return self._breach(
                     f"cannot be judged: {name} has {len(values)} values and {needed} are needed; "
-                    f"parametrize the test by e.g. {needed} values, each twice the one before"
+                    f"parametrize the test with e.g. {needed} values, each twice the one before"
                 )
         samples = [_sample(point, record) for point, record in sorted(records.items())]
         samples.sort(key=lambda sample: (sum(sample.point), sample.point))

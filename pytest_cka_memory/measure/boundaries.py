@@ -191,8 +191,9 @@ class StepBoundaries:
             self._unused.remove(context)
         if self._is_counting:
             raise RegionError(
-                f"region {self._label!r} already counts steps of optimizers; pass all optimizers "
-                "to one each_step(...), or none for every optimizer"
+                f"region {self._label!r} already counts the steps of optimizers; pass all "
+                "optimizers to one each_step(...), or write each_step() to count the steps of "
+                "every optimizer"
             )
         self._is_counting = True
 

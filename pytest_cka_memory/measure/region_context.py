@@ -156,5 +156,12 @@ def end_region(region: Region, completed: bool, error: BaseException | None) -> 
 
 def never_closed(labels: Iterable[str]) -> str:
     """Return a message about regions that were open at the end."""
-    named = ", ".join(map(repr, labels))
-    return f"region {named} was never closed, so it was not judged; open it in a 'with' block"
+    names = [repr(label) for label in labels]
+    if len(names) == 1:
+        return (
+            f"region {names[0]} was never closed, so it was not judged; open it in a 'with' block"
+        )
+    return (
+        f"regions {', '.join(names)} were never closed, so they were not judged; open each of them "
+        "in a 'with' block"
+    )

@@ -225,7 +225,8 @@ def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple
     counts = tuple(batch_counts)
     if not counts or counts[0] < 1 or list(counts) != sorted(set(counts)):
         raise ValueError(
-            f"batch_counts must be rising numbers, 1 or more, not {counts}; write e.g. (1, 2, 4)"
+            "batch_counts must be increasing whole numbers, the first of them 1 or higher, not "
+            f"{counts}; write e.g. (1, 2, 4)"
         )
     available = length_of(loader)
     if available is not None and available < counts[-1]:

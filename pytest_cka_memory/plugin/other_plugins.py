@@ -104,8 +104,8 @@ class PluginLimit(Limit):
         for verdict in verdicts:
             if not _is_verdict(verdict):
                 self._fail(
-                    f"returned {verdict!r}; return None, an Unjudged, or a Breach of strings and "
-                    "plain numbers"
+                    f"returned {verdict!r}; return None, an Unjudged, or a Breach, with texts that "
+                    "are str and sizes that are finite int or float (not bool, and no NumPy number)"
                 )
         return verdicts
 

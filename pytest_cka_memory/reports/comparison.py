@@ -226,12 +226,14 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     if comparison.undecided:
         nouns = ", ".join(COMPARED[figure].noun for figure in comparison.undecided)
         yield (
-            f"not compared, because of {listed(comparison.changed)}: {nouns}; other figures are "
-            "compared. To compare all figures, measure both reports on one machine"
+            f"{nouns}: not compared, because the reports differ in {listed(comparison.changed)}. "
+            "All other figures are compared. To compare all figures, measure both reports on one "
+            "machine with the same settings"
         )
     if comparison.not_on_both:
         nouns = ", ".join(COMPARED[figure].noun for figure in comparison.not_on_both)
-        yield f"not compared, because only one of the devices reports it: {nouns}"
+        these = "this figure" if len(comparison.not_on_both) == 1 else "these figures"
+        yield f"{nouns}: not compared, because only one of the devices has {these}"
     yield from _named("only in the new report", comparison.appeared)
     yield from _named("only in the old report", comparison.vanished)
     yield from _named("not compared, because an exception ended it", comparison.incomplete)

@@ -84,7 +84,7 @@ def _keepers(record: RegionRecord, width: int) -> Iterator[str]:
 
 
 def keeper_line(holding: Holding) -> str:
-    """Return one sentence: ``2.00 MB made at train.py:13, held by kept[0], keeps 18.00 MB ...``."""
+    """Return one sentence: ``2.00 MB made at train.py:13, held by kept[0], prevents ...``."""
     parts = [format_with_unit(holding.bytes)]
     if holding.count > 1:
         parts[0] += f" in {counted(holding.count, 'tensor')}"
@@ -96,9 +96,9 @@ def keeper_line(holding: Holding) -> str:
         parts[0] += " from before the region"
     if holding.held_by:
         parts.append(f"held by {holding.held_by}")
-    keep = "keeps" if holding.count == 1 else "keep"
     kept = format_with_unit(holding.keeps_bytes or 0)
-    return f"{', '.join(parts)}, {keep} {kept} free memory beside it from being released"
+    prevent, it = ("prevents", "it") if holding.count == 1 else ("prevent", "them")
+    return f"{', '.join(parts)}, {prevent} the release of {kept} of free memory beside {it}"
 
 
 def refusal_verdict(refusal: Refusal, reserve: Sequence[ReservePart]) -> str:

@@ -114,7 +114,10 @@ def not_judged(results: Sequence[Result]) -> Iterator[tuple[str, str, list[Resul
 def why_incomplete(result: Result) -> str:
     """Return why a region that an exception ended was not judged."""
     if result.outcome in ("passed", "xpassed"):
-        return "an exception ended it; put its 'with' block around the code that catches it"
+        return (
+            "an exception left the region's 'with' block; put the block around the code that "
+            "catches the exception"
+        )
     return "the test was skipped" if result.outcome == "skipped" else "the test failed"
 
 
@@ -223,7 +226,7 @@ class Cause(NamedTuple):
             parts.append(("by", self.holding.code))
         if self.holding.keeps_bytes:
             kept = format_with_unit(self.holding.keeps_bytes)
-            parts.append((f"keeps {kept} free memory beside it from being released", ""))
+            parts.append((f"prevents the release of {kept} of free memory beside it", ""))
         return parts
 
     @property

@@ -247,9 +247,10 @@ def _notes(trials: Trials) -> Iterator[str]:
             "program, record from its start"
         )
     if request_list.releases:
+        times = counted(request_list.releases, "time")
         yield (
-            f"note: the recording's card was full {counted(request_list.releases, 'time')}, and "
-            "the allocator released its cache; a row repeats this only if its card is full"
+            f"note: during the recording, the allocator released its cache {times} because the "
+            "card was full; the replays in the table do so only if their own card is full"
         )
     if any(trial.is_tight for trial in trials.trials):
         yield (

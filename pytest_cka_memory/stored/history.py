@@ -146,8 +146,8 @@ def _session(content: bytes) -> HistorySession:
                 f"schema {schema}, but this plugin reads {SCHEMA}; upgrade the plugin"
             )
         raise ReportError(
-            f"{shown(data)} is not a session of a history, which has {SCHEMA!r} as its schema; "
-            "name another file"
+            f"{shown(data)} is not a line of a history file, because its schema is not {SCHEMA!r}; "
+            "remove the line, or name a file that --cka-memory-history wrote"
         )
     try:
         session: HistorySession = decode(HistorySession, data, "")

@@ -182,7 +182,7 @@ def clone_of_a_view(cka_memory):
         KEEP.append(torch.ones(1000, device=cka_memory.device)[:5].clone())
 
 
-@advice("a tensor with one element: keep the number, its item(), instead", limit=FLAT)
+@advice("keep the number, tensor.item(), instead of the tensor, which has one element", limit=FLAT)
 def detached_losses(cka_memory):
     weight = weight_on(cka_memory.device)
     with cka_memory.measure() as region:
@@ -199,8 +199,8 @@ def detached_losses_as_numbers(cka_memory):
 
 
 @advice(
-    "a tensor with one element that keeps a larger storage alive, as views and the results of some "
-    "losses do: keep the number, its item(), instead",
+    "keep the number, tensor.item(), instead of the tensor, which has one element but keeps a "
+    "larger storage alive, as views and the results of some losses do",
 )
 def element(cka_memory):
     with cka_memory.measure():

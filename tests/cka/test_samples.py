@@ -71,6 +71,26 @@ def test_mask_of_inputs_that_are_added_belongs_to_both():
     )
 
 
+class TwoFixedTexts(TwoTexts):
+    """Two inputs of five tokens only, each with a table of positions."""
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        positions = torch.ones(5, 6)
+        return self.first(one) + positions + self.second(other)
+
+
+def test_tokens_of_two_inputs_that_cannot_be_told_apart_are_an_error():
+    """If no input can have fewer tokens, the error names both inputs and the reason."""
+    batch, real = two_texts()
+    masks = {"one": lambda _: real, "other": lambda _: real}
+    message = (
+        r"whether the output of 'first', of shape .*, has the tokens of input 'one' or 'other'\. "
+        r"To find out, .*this failed \(RuntimeError: .*Write mask=None, or pass the mask of only"
+    )
+    with pytest.raises(InputError, match=message):
+        compared(TwoFixedTexts(), [batch], pooling="mean", mask=masks)
+
+
 class Fixed(nn.Module):
     """A text model for five tokens only, with a learned table of positions."""
 
@@ -258,14 +278,14 @@ def test_graphs_have_as_many_samples_as_the_user_says():
 
 
 def test_feed_that_calls_a_part_of_the_model_needs_samples():
-    """If feed= does not call the model itself, its inputs are not seen."""
+    """If feed= does not call the model, the model's inputs are not seen."""
     model, x = mlp(), batches_of(8)[0]
     settings = {"feed": lambda model, batch: model[0](batch["x"].tensor), "model1_layers": "0"}
 
     class Holder:
         tensor = x
 
-    with pytest.raises(InputError, match="feed= did not call the model itself before '0'"):
+    with pytest.raises(InputError, match=r"ran the layer '0' \(output \(8, \d+\)\) without"):
         compared(model, [{"x": Holder()}], **settings)
     assert compared(model, [{"x": Holder()}], samples=lambda _: 8, **settings).samples == 8
 

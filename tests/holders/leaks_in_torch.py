@@ -247,7 +247,7 @@ def small_view_of_a_large_tensor() -> None:
     KEEP.append(torch.ones(250)[:2])
 
 
-@leak(TORCH, "planted.KEEP[0]", hint="keep the number, its item()", made="mse_loss(")
+@leak(TORCH, "planted.KEEP[0]", hint="keep the number, tensor.item()", made="mse_loss(")
 def reduced_loss_with_the_storage_of_the_unreduced() -> None:
     KEEP.append(nn.functional.mse_loss(torch.ones(250), torch.zeros(250)))
 

@@ -108,7 +108,8 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     assert [holding.hint for holding in grown] == [GROWS.format("dataset.cache")]
     assert ".cache[0]" in text
     grown, _ = growth(lambda _: KEEP.append((WEIGHT * 2).detach().sum()))
-    assert grown[0].hint == "a tensor with one element: keep the number, its item(), instead"
+    number = "keep the number, tensor.item(), instead of the tensor, which has one element"
+    assert grown[0].hint == number
     grown, _ = growth(lambda _: KEEP.append(WEIGHT.sum()))
     assert grown[0].hint == ("attached to its autograd graph: keep loss.item() instead")
     grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))

@@ -305,7 +305,9 @@ def test_compare_leaves_out_a_figure_that_only_one_device_has(write, capsys, kep
     files = write("old", Report(SESSION, (cuda,))), write("new", new)
     assert main(["compare", *files]) == (REGRESSION if kept_more else OK)
     shown = capsys.readouterr().out
-    assert "not compared, because only one of the devices reports it: reserve increase\n" in shown
+    assert (
+        "reserve increase: not compared, because only one of the devices has this figure\n" in shown
+    )
     assert "measured on CUDA 13.2, now on no CUDA\n" in shown
     assert main(["compare", *files[::-1]]) == OK
     assert main(["compare", files[0], write("same", [region("n")])]) == REGRESSION
@@ -330,7 +332,7 @@ def test_compare_leaves_out_what_depends_on_a_fact_that_differs(
     assert main(["compare", *found]) == status
     shown = capsys.readouterr().out
     assert (
-        "not compared, because of threads 1 -> 2: peak increase; other figures are compared"
+        "peak increase: not compared, because the reports differ in threads 1 -> 2. All other"
         in shown
     )
     assert ("peak increase without scratch memory" in shown) == (status == REGRESSION)

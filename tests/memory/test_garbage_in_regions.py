@@ -349,8 +349,8 @@ def test_growth_that_older_garbage_may_hide_is_noted(
         assert uncertain == [0, 0, 0, 4 * BYTES, 4 * BYTES]
         assert region.growth_bytes_per_batch == -3 * BYTES / 2
         assert highest_growth_bytes_per_batch(region.timeline) == BYTES / 2
-        assert note.startswith("growth may be up to 131,072 bytes (0.13 MB) per batch")
-        assert "end of batch 4 to 5; what to do: create the objects" in note
+        assert note.startswith("growth may be as high as 131,072 bytes (0.13 MB) per batch")
+        assert "already garbage at the end of batches 4 to 5; what to do: create" in note
         assert not note_on_older(region.record, warmup=1, tolerance_bytes=BYTES)
     else:
         assert (uncertain, note) == ([0] * 5, "")

@@ -139,8 +139,8 @@ def test_regions_that_are_not_judged_are_warnings():
     report = Report({}, (*unjudged, left), missing=("t.py::lost",), unmeasured={"odd items": 2})
     assert commands(report) == [
         "::warning title=max_reserved_mb(1) not judged::this device has no reserve (3 regions)",
-        "::warning title=memory not judged::t.py::left r: an exception ended it; put its 'with' "
-        "block around the code that catches it",
+        "::warning title=memory not judged::t.py::left r: an exception left the region's "
+        "'with' block; put the block around the code that catches the exception",
         "::warning title=memory not measured::2 tests: odd items",
         "::warning title=memory%3A 1 test without a result::t.py::lost",
     ]

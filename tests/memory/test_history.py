@@ -68,9 +68,12 @@ def _date(session: HistorySession) -> str:
 GOOD = SESSIONS[0].to_line()
 WRONG = {
     "cut off": (GOOD[:30], "not valid JSON: "),
-    "foreign": ('{"a": 1}', "is not a session of a history, which has 'pytest-cka-memory-hist"),
-    "a report": ('{"schema": "pytest-cka-memory/1"}', "is not a session of a history"),
-    "a number": ("1", "1 is not a session of a history"),
+    "foreign": (
+        '{"a": 1}',
+        "is not a line of a history file, because its schema is not 'pytest-cka-",
+    ),
+    "a report": ('{"schema": "pytest-cka-memory/1"}', "is not a line of a history file"),
+    "a number": ("1", "1 is not a line of a history file"),
     "newer": (
         '{"schema": "pytest-cka-memory-history/9"}',
         "schema pytest-cka-memory-history/9, but this plugin reads pytest-cka-memory-history/1",

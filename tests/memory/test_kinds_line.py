@@ -33,11 +33,11 @@ def test_line_about_a_level_has_what_is_older() -> None:
     )
 
 
-def test_line_says_what_from_before_had_been_freed() -> None:
+def test_line_says_how_much_older_memory_was_freed_before_the_peak() -> None:
     """If older memory was freed before the peak, the increase is less than the sum, by so much."""
     region = record(start_bytes=110 * MB, peak_bytes=200 * MB, at_peak=(*MADE, OLDER))
     found = sentences.kinds_line(region, "peak_increase_bytes")
-    assert found.endswith("optimiser 0; 10.00 MB from before the region had been freed")
+    assert found.endswith("optimiser 0; 10.00 MB of older memory was freed before the peak")
 
 
 @pytest.mark.parametrize("kind", [None, "temporaries"])

@@ -329,7 +329,7 @@ def test_second_block_inside_the_first_is_refused(probe: MemoryProbe) -> None:
     leaf = Leaf()
     with probe.measure("fit") as region, region.each_step(leaf.optimizer):
         with (
-            pytest.raises(RegionError, match="region 'fit' already counts steps of optimizers"),
+            pytest.raises(RegionError, match="region 'fit' already counts the steps of optimizers"),
             region.each_step(),
         ):
             raise AssertionError("the block must not begin")

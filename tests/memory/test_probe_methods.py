@@ -170,7 +170,9 @@ def test_a_sweep_refuses_counts_that_do_not_rise(
     probe: MemoryProbe, counts: tuple[int, ...]
 ) -> None:
     """Counts of a sweep that do not rise are refused before anything runs."""
-    with pytest.raises(ValueError, match="batch_counts must be rising numbers, 1 or more, not"):
+    with pytest.raises(
+        ValueError, match="must be increasing whole numbers, the first of them 1 or higher, not"
+    ):
         probe.sweep(list, [1, 2], batch_counts=counts)
 
 

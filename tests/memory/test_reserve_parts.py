@@ -15,7 +15,7 @@ from pytest_cka_memory.core.reserve import (
     reserve_lines,
     total_of,
 )
-from pytest_cka_memory.reports.excess import reserve_explanation
+from pytest_cka_memory.reports.excess import keeper_line, reserve_explanation
 from pytest_cka_memory.reports.html import stacks
 
 MB = 2**20
@@ -226,3 +226,25 @@ def test_message_says_that_not_all_blocks_are_described(count, expected):
     )
     lines = list(reserve_explanation(record, 100))
     assert [line for line in lines if "not listed" in line] == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (1, "2.00 MB made at train.py:13, held by kept[0], prevents the release of 18.00 MB of"),
+        (2, "2.00 MB in 2 tensors made at train.py:13, held by kept[0], prevent the release of"),
+    ],
+    ids=["one", "two"],
+)
+def test_line_of_a_group_says_how_much_it_keeps_from_being_released(count, expected):
+    """One block prevents the release of free memory beside it, several that beside them."""
+    group = Holding(
+        bytes=2 * MB,
+        count=count,
+        created_at=("train.py:13",),
+        held_by="kept[0]",
+        keeps_bytes=18 * MB,
+    )
+    line = keeper_line(group)
+    assert line.startswith(expected)
+    assert line.endswith("18.00 MB of free memory beside " + ("it" if count == 1 else "them"))

@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from pytest_cka_memory import MemoryProbe, RegionError, RegionRecord
+from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.measure.region_stack import RegionStack, region_stack_for
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.testing import ScriptedMeter
@@ -305,6 +306,23 @@ def test_leaving_a_region_that_was_already_ended_records_nothing(
     meter.allocate(3)
     block.__exit__(None, None, None)
     assert [(r.label, r.completed, r.end_bytes) for r in probe.records] == [("open", False, 0)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a"], "region 'a' was never closed, so it was not judged; open it in a 'with' block"),
+        (
+            ["a", "b"],
+            "regions 'a', 'b' were never closed, so they were not judged; open each of them in a "
+            "'with' block",
+        ),
+    ],
+    ids=["one", "two"],
+)
+def test_message_names_every_region_that_was_never_closed(labels: list[str], message: str) -> None:
+    """One or several regions that were never closed are named in one sentence."""
+    assert never_closed(labels) == message
 
 
 def test_labels_are_made_unique(probe: MemoryProbe) -> None:

@@ -289,7 +289,9 @@ def test_region_aborted_by_a_caught_exception_is_reported_as_not_judged(scripted
         writes_json=False,
     )
     run.assert_outcomes(passed=1)
-    run.result.stdout.fnmatch_lines(["not judged *test_it inside: an exception ended it; *"])
+    run.result.stdout.fnmatch_lines(
+        ["not judged *test_it inside: an exception left the region's 'with' block; *"]
+    )
 
 
 def test_region_around_a_caught_exception_is_judged(scripted):
