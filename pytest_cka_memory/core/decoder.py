@@ -199,8 +199,9 @@ def _dataclass(kind: Any) -> _Build:
     builders = {field.name: _builder(hints[field.name]) for field in fields(kind)}
     required = [field.name for field in fields(kind) if _is_required(field)]
     # The constructor of a frozen dataclass takes long if it has many fields, of which a record of
-    # a region has 60: it has a quicker way.
-    make = getattr(kind, "of", kind)
+    # a region has 60: it has a quicker way. A field may have that name, too.
+    quicker = getattr(kind, "of", None)
+    make = quicker if isinstance(quicker, types.MethodType) else kind
 
     def build(value: Any) -> Any:
         if type(value) is not dict:

@@ -97,3 +97,16 @@ def test_shown_value_has_at_most_forty_characters(value: object, text: str) -> N
     """A value of 40 characters is shown whole; a longer one ends in dots at that length."""
     assert shown(value) == text
     assert len(text) == 40
+
+
+@dataclass(frozen=True)
+class Level:
+    """A dataclass with a field of the name of the quicker way to make a record."""
+
+    of: str = "allocated"
+
+
+@pytest.mark.parametrize(("data", "of"), [({}, "allocated"), ({"of": "reserved"}, "reserved")])
+def test_field_named_as_the_quicker_way_is_a_field(data: dict[str, str], of: str) -> None:
+    """Only a class method makes an object in place of the constructor."""
+    assert decode(Level, data, "") == Level(of)
