@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from asked import requests
 from card_functions import FAMILIES
 
-_ENDED = ("device-side assert", "illegal memory", "misaligned address", "CUBLAS_STATUS_EXECUTION")
+ENDED = ("device-side assert", "illegal memory", "misaligned address", "CUBLAS_STATUS_EXECUTION")
 """Errors after which a card computes nothing more in this process."""
 
 
@@ -46,7 +46,7 @@ def main() -> None:
             except Exception as error:
                 row = {"failed": f"making: {type(error).__name__}: {str(error)[:200]}"}
             print(json.dumps({"name": name, "rows": {"": [row]}}), file=file, flush=True)
-            if any(word in str(row.get("failed")) for word in _ENDED):
+            if any(word in str(row.get("failed")) for word in ENDED):
                 sys.exit(3)
 
 

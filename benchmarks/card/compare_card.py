@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-KINDS = ("programs", "layers")
+KINDS = ("programs", "layers", "operators")
 
 
 def read(folder: Path, kind: str) -> dict[str, list[tuple[str, dict[str, Any]]]]:

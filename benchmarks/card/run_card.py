@@ -1,4 +1,4 @@
-"""Run layers, functions and programs on a card, and keep what each asks torch's allocator for.
+"""Run layers, operators and programs on a card, and keep what each asks torch's allocator for.
 
     python benchmarks/card/run_card.py OUT                      # on this machine's GPU
     python benchmarks/card/run_card.py OUT --emulate h100       # without one
@@ -23,18 +23,21 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-KINDS = ("programs", "layers")
+KINDS = ("programs", "layers", "operators")
 NEED_VALUES = (
     *("sorting", "indexing", "sparse", "optimizers", "losses"),
     *("linear_algebra", "fourier"),  # their libraries plan nothing without a GPU
 )
 """Families with sizes that depend on values."""
+_PARTS = 48
+"""Processes for torch's database of operators."""
 _MOST_CRASHES = 30
 
 
 def command(kind: str, emulate: str | None, *, values: bool) -> list[str]:
     """Return how a process of this kind is started, without its arguments."""
-    script = str(HERE / ("card_programs.py" if kind == "programs" else "card_family.py"))
+    name = {"programs": "card_programs", "operators": "card_operators"}.get(kind, "card_family")
+    script = str(HERE / f"{name}.py")
     emulated = ["-m", "emulated_cuda", "--card", str(emulate)]
     emulated += [] if values else ["--no-values"]
     return [sys.executable, "-W", "ignore", *(emulated if emulate else []), script]
@@ -50,6 +53,9 @@ def jobs(kinds: Sequence[str], emulate: str | None) -> list[tuple[str, list[str]
         for family in card_functions.FAMILIES:
             start = command("layers", emulate, values=family in NEED_VALUES)
             found.append(("layers", [*start, family], {}))
+    if "operators" in kinds:
+        start = command("operators", emulate, values=True)  # sizes depend on the samples
+        found += [("operators", [*start, f"{part}/{_PARTS}"], {}) for part in range(_PARTS)]
     if "programs" in kinds:
         import card_programs
 
@@ -59,11 +65,16 @@ def jobs(kinds: Sequence[str], emulate: str | None) -> list[tuple[str, list[str]
     return found
 
 
+def search_path() -> str:
+    """Return where a process looks for modules: in this repository first."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 def run(job: tuple[str, list[str], dict[str, str]], folder: Path, number: int, end: float) -> str:
     """Run a process until its work is done, again after each crash; return a line about it."""
     kind, arguments, environment = job
     lines = folder / f"{kind}-{number}.jsonl"
-    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    given = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path(), **environment}
     begin, crashes, text = time.monotonic(), 0, ""
     while crashes < _MOST_CRASHES and time.monotonic() < end:
         try:
@@ -104,7 +115,7 @@ def about(emulate: str | None) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(code)
         file.flush()
-        given = {**os.environ, "PYTHONPATH": str(ROOT)}
+        given = {**os.environ, "PYTHONPATH": search_path()}
         text = subprocess.check_output(
             [sys.executable, *start, file.name], text=True, env=given, stderr=subprocess.DEVNULL
         )
