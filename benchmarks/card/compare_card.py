@@ -93,7 +93,11 @@ def result(card: Path, here: Path) -> dict[str, Any]:
     return {
         "card": json.loads((card / "about.json").read_text("utf-8")),
         "emulated": json.loads((here / "about.json").read_text("utf-8")),
-        **{kind: [row(name, a, b) for name, _, a, b in pairs(card, here, kind)] for kind in KINDS},
+        **{
+            kind: [row(f"{name} {case}".rstrip(), a, b) for name, case, a, b in compared]
+            for kind in KINDS
+            if (compared := [*pairs(card, here, kind)]) or kind != "operators"
+        },
     }
 
 
