@@ -15,7 +15,7 @@ from emulated_cuda.errors import DeviceError
 _GIB = 2**30
 
 CONTEXT_BYTES = _GIB // 2
-"""Memory of a card that the CUDA context uses, so that the allocator cannot.
+"""Memory of a card that the CUDA context uses, so that the allocator cannot: 512 MB.
 
 It is 0.49 GiB in three published out-of-memory messages of single processes ("this process has ...
 in use" minus "allocated" and "reserved but unallocated"): A100, L40 and RTX 4090.

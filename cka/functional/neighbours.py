@@ -6,6 +6,9 @@ of a sample are the k others with the highest inner products.
 
 A sample's neighbours within a batch differ from those among all samples, so neither measure has an
 unbiased estimate from minibatches: the features of all samples are needed at once.
+
+There are no masks here: pooling leaves padding out before, in :mod:`cka.capture.outputs`, and
+:mod:`cka.running.exact` refuses ``pooling="flatten"`` for batches with padding.
 """
 
 from __future__ import annotations

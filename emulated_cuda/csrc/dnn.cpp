@@ -1,6 +1,7 @@
-// cuDNN. The real library does the host's work: descriptors, heuristics, plans and the sizes of their
-// workspaces. Since version 9.8 it can plan without the card, from a description of it ("deviceless
-// ahead-of-time compilation"). This file has the functions that need a handle. Plans are not executed.
+// cuDNN. The real library does the host's work: descriptors, heuristics, plans of convolutions and attention, and
+// the sizes of their workspaces. Since version 9.8 it can plan without the card, from a description of it
+// ("deviceless ahead-of-time compilation"). This file has the functions that need a handle. Plans are not
+// executed.
 #include "dnn.hpp"
 #include "pending.hpp"
 #include "profiling.hpp"

@@ -100,7 +100,7 @@ constexpr const char* kAdvice =
 RAISED(cudnnCTCLoss) RAISED(cudnnCTCLoss_v8) RAISED(cudnnGetCTCLossWorkspaceSize) RAISED(cudnnGetCTCLossWorkspaceSize_v8)
 }  // namespace ctc
 
-namespace convolutions {
+namespace convolutions {  // of cuDNN's older interface; those of the newer one are planned: see dnn.cpp
 constexpr const char* kAdvice =
     "cuDNN's older convolutions cannot be planned without a GPU: unset TORCH_CUDNN_V8_API_DISABLED.";
 RAISED(cudnnConvolutionForward) RAISED(cudnnConvolutionBackwardData) RAISED(cudnnConvolutionBackwardFilter)

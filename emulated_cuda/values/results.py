@@ -1,7 +1,8 @@
 """Memory of the device as CPU tensors at the same addresses, and results written into it.
 
-A result is written into the tensors that torch's CUDA operator returned. Also here: which errors of
-the CPU a card would report later, or not at all. What the device itself keeps, such as the
+A result is written into the tensors that torch's CUDA operator returned. The CPU's operator may
+resize an ``out=`` argument, so it gets a tensor of its own (`own_output`). Also here: which errors
+of the CPU a card would report later, or not at all. What the device itself keeps, such as the
 constants of a kernel, is in memory that no figure of a region counts: a card has it in its machine
 code.
 """

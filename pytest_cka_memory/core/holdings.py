@@ -31,6 +31,8 @@ class Holding:
     """The operator that allocated the largest, such as ``aten.sum``; None if unknown."""
     created_at: tuple[str, ...] = ()
     """Frames of the code that allocated them, innermost first: ``net.py:11 in Block.forward``."""
+    # Which of several holders is held_by, and printed first, is decided by `search` in
+    # holders/search.py; the others are in the order in which holders/proof.py finds them.
     held_by: str | None = None
     """An expression that leads to the largest; None if no Python object references it."""
     also_held_by: tuple[str, ...] = ()

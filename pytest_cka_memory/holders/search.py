@@ -243,6 +243,10 @@ def search(
 ) -> SearchResult:
     """Find a short path to each wanted key.
 
+    If several objects hold a tensor, this decides which of them a message names as ``held_by``: the
+    one with the fewest references from a name, and of several such ones the first in the order of
+    `roots`. The others, ``also_held_by``, are found by ``other_paths`` in :mod:`.proof`.
+
     Args:
         rules_for: returns which keys the objects of a type have, and their extra references.
         wanted: the keys to find.

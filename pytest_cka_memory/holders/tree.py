@@ -199,7 +199,7 @@ class ReferenceTree:
 
     @property
     def holders(self) -> Collection[Any]:
-        """The objects that have a key, one for each key."""
+        """The objects that have a key, one for each key: tensors, not what references them."""
         return self._holders.values()
 
     @property

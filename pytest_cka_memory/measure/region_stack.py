@@ -166,8 +166,8 @@ class RegionStack:
     def merge_peaks(self) -> Reading | None:
         """Raise the peaks of regions that share the device's one counter, and reset that counter.
 
-        The reset for one region would otherwise erase the peak of another. None if no open region
-        shares the counter.
+        The reset for an inner region would otherwise erase the peak of the outer one. None if no
+        open region shares the counter.
         """
         if not self._shared:  # most devices have peaks of each region
             return None

@@ -289,6 +289,7 @@ class RankReporter(Reporter):
         ]
 
     def _timed_out(self, number: int) -> str:
+        """Return what is known of a rank that :meth:`RankSync.collect` has treated as hung."""
         seconds, test = self._sync.timeout_of(number), self._sync.test_of(number)
         waited = f"finished no test and sent nothing for {seconds:g} s"
         last = f"; the last test that it began is {test}" if test else ""

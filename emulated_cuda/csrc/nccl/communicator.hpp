@@ -2,6 +2,9 @@
 //
 // Device memory of a rank is host memory of its process. So a collective writes into the shared memory
 // what the others need, and reads what they have written: see collectives.cpp.
+//
+// Device memory that NCCL itself allocates on a card, such as its buffers, is in no figure. What processes with
+// NCCL were seen to use beside the allocator's reserve is in cards.py (outside_reserve_of).
 #pragma once
 
 #include <condition_variable>

@@ -1,6 +1,6 @@
 // Takes over libraries that were loaded before this one: replaces the addresses that the dynamic linker
 // wrote into their tables (GOT) by those of this library's functions of the same names, and those that modules of
-// cuda.bindings have kept in variables.
+// cuda.bindings have kept in variables. Libraries that load later find this one first.
 #include "emulated.hpp"
 
 #include <dlfcn.h>
