@@ -18,6 +18,7 @@ from typing import Any
 
 import forked_processes  # here, because pytester removes what is imported during its test
 import kept_metadata  # noqa: F401 - each inner session reads the metadata of all packages
+import listed_plugins
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -32,7 +33,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Tests of the plugin together with these load them explicitly with -p.
-_OTHER_PLUGINS = ("anyio", "asyncio", "benchmark", "cov", "randomly", "repeat")
+_OTHER_PLUGINS = ("anyio", "asyncio", "benchmark", "cov", "hypothesispytest", "randomly", "repeat")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let inner sessions in this process search less of each plugin."""
+    listed_plugins.list_hooks_and_fixtures(config.pluginmanager)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +103,7 @@ def _imported_for_inner_sessions() -> None:
 
     Otherwise each inner session in this process would compile these modules again.
     """
-    names = ["pytest_cka_memory.testing"]
+    names = ["pytest_cka_memory.testing", "tabulate"]  # the latter by each report with a table
     names += [f"pytest_cka_memory.{package}" for package in _IMPORTED_BY_SESSIONS]
     if "xdist" in sys.modules:
         names += [f"xdist.{name}" for name in ("dsession", "remote", "report", "workermanage")]

@@ -10,14 +10,16 @@ import pkgutil
 import sys
 import tempfile
 
+import listed_plugins
 import pytest
 
 _PACKAGES = ("core", "holders", "limits", "measure", "meters", "plugin", "reports", "stored")
 
 
 class _Importing:
-    def pytest_configure(self) -> None:
-        """Import all modules of the packages."""
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Import all modules of the packages, and let sessions search less of each plugin."""
+        listed_plugins.list_hooks_and_fixtures(config.pluginmanager)
         # Not plainly, because pytest warns of a package whose asserts it could not rewrite.
         importlib.import_module("emulated_cuda")
         from pytest_cka_memory.plugin.pytest_private import plain_imports
