@@ -25,11 +25,11 @@ from pytest_cka_memory.reports import failure
 
 WEIGHT = nn.Parameter(torch.ones(250))
 LOCAL = (
-    "`{0}` is a local variable of {1}: `del {0}` in the block, or move the body of the block into "
-    "a function"
+    "`{0}` is a local variable of {1}; write `del {0}` in the block, or move the body of "
+    "the block into a function"
 )
 
-GROWS = "`{}` keeps more in every batch: empty it, or bound its length"
+GROWS = "`{}` keeps more in every batch; empty it, or bound its length"
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,9 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     number = "keep the number, tensor.item(), instead of the tensor, which has one element"
     assert grown[0].hint == number
     grown, _ = growth(lambda _: KEEP.append(WEIGHT.sum()))
-    assert grown[0].hint == ("attached to its autograd graph: keep loss.item() instead")
+    assert grown[0].hint == (
+        "keep loss.item() instead of the tensor, which keeps its autograd graph alive"
+    )
     grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))
     assert grown[0].hint == GROWS.format("planted.KEEP")  # its detach() would keep the same bytes
     (grown, _), saved = (
@@ -215,8 +217,8 @@ def test_list_that_keeps_old_optimizers_is_named() -> None:
     """A list of old optimizers is named, because neither an early step nor zero_grad() helps."""
     grown, _ = growth(lambda _: KEEP.append(optimizer_that_has_stepped()))
     assert {holding.hint for holding in grown} == {
-        "`planted.KEEP` keeps old optimizers, each with its state and gradients: remove them "
-        "from it"
+        "`planted.KEEP` keeps old optimizers, each with its state and gradients; remove "
+        "them from there"
     }
 
 
@@ -236,8 +238,8 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
         optimizer.step()
     WEIGHT.grad = None
     assert region.retained[0].hint == (
-        "an optimizer allocates its state in its first step: take one before measuring, or delete "
-        "the optimizer in the measured block if it is made there"
+        "take one step of the optimizer before measuring, because it allocates its state "
+        "in its first step; if the measured block makes the optimizer, delete it there"
     )
 
 
@@ -252,7 +254,7 @@ def test_a_local_that_sums_losses_is_told_to_keep_their_numbers() -> None:
     assert hint is not None
     assert hint.startswith("the autograd graph of `total` reaches back through several batches")
     assert "total + WEIGHT.exp().sum()` at " in hint  # in Python 3.10 the whole line
-    assert "add loss.item() to it instead of the loss; if backward() is called on" in hint
+    assert "add loss.item() to the sum instead of the loss; if backward() is called on" in hint
     del total
 
 
@@ -392,7 +394,10 @@ def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_the
     held = " ".join(str(holding.held_by) for holding in region.retained)
     assert "f_locals['loader']" in held
     assert {holding.hint for holding in region.retained} == {
-        "a stored exception keeps its frames alive: store its text instead"
+        (
+            "store the text of the exception instead of the exception, which keeps its frames "
+            "and their variables alive"
+        )
     }
 
 

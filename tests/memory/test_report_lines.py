@@ -19,7 +19,7 @@ from pytest_cka_memory.units import MB
 MakeRecord = Callable[..., RegionRecord]
 FLAT = limit_from_marker("flat_per_batch", (), {})
 ZERO = limit_from_marker("zero_retention", (), {})
-SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
+SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to draw when each group was live"
 RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
 FILE = "tests/gates/test_cka.py"
 
