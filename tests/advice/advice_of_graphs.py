@@ -18,9 +18,9 @@ LOSSES = (
     "call it on the loss of each batch instead"
 )
 SUM_OF_LOSSES = (
-    "the autograd graph of `total` reaches back through several batches, because each of them "
-    "computes it from its last value by `total + weight.exp().sum()` at advice_of_graphs.py:N: "
-    f"{LOSSES}"
+    "the autograd graph of `total` reaches back through several batches, because each "
+    "batch computes it from its last value by `total + weight.exp().sum()` at "
+    f"advice_of_graphs.py:N; {LOSSES}"
 )
 
 
@@ -60,9 +60,9 @@ def backward_on_each_loss(cka_memory):
 
 
 @advice(
-    "the autograd graph of `total` reaches back through several batches, because each of "
-    "them computes it from its last value by `total + weight.sum().exp()` at "
-    "advice_of_graphs.py:N: add loss.item() to the sum instead of the loss",
+    "the autograd graph of `total` reaches back through several batches, because each "
+    "batch computes it from its last value by `total + weight.sum().exp()` at "
+    "advice_of_graphs.py:N; add loss.item() to the sum instead of the loss",
     limit=FLAT,
 )
 def sum_of_losses_that_save_numbers(cka_memory):
@@ -83,7 +83,7 @@ def sum_of_numbers_of_losses(cka_memory):
 @advice(
     "C or C++ code, such as a running sum(), references a tensor, made by `sum(weight.exp().sum() "
     "for _ in region.batches(range(8)))` at advice_of_graphs.py:N, whose autograd graph reaches "
-    f"back through several batches: {LOSSES}",
+    f"back through several batches; {LOSSES}",
     limit=FLAT,
     skip=NATIVE,
 )
@@ -115,7 +115,7 @@ def running_sum_after_backward(cka_memory):
 @advice(
     "C or C++ code, such as a running sum(), references a tensor, made by `hidden * "
     "weight` at advice_of_graphs.py:N, whose autograd graph reaches back through several "
-    "batches: compute it from a detach() of its last value, or in torch.no_grad()",
+    "batches; compute it from a detach() of its last value, or in torch.no_grad()",
     limit=FLAT,
     skip=NATIVE,
 )
@@ -143,9 +143,10 @@ def reduced_state_without_a_graph(cka_memory):
 
 
 @advice(
-    "the autograd graph of `hidden` reaches back through several batches, because each of them "
-    "computes it from its last value by `(hidden * weight).tanh()` at advice_of_graphs.py:N: "
-    "detach it in each batch, as in `hidden = hidden.detach()`, or compute it in torch.no_grad()",
+    "the autograd graph of `hidden` reaches back through several batches, because each "
+    "batch computes it from its last value by `(hidden * weight).tanh()` at "
+    "advice_of_graphs.py:N; detach it in each batch, as in `hidden = hidden.detach()`, or "
+    "compute it in torch.no_grad()",
     limit=FLAT,
 )
 def hidden_state(cka_memory):

@@ -467,9 +467,9 @@ def gradients_set_to_none(cka_memory):
 
 
 @advice(
-    "the gradient of a tensor that is not a parameter, so zero_grad() of a module leaves it: set "
-    "`inputs.grad = None` after its last use, or compute it with torch.autograd.grad(), which "
-    "sets no .grad, or do not keep the tensor"
+    "set `inputs.grad = None` after its last use, or compute the gradient with "
+    "torch.autograd.grad(), which sets no .grad, or do not keep the tensor; zero_grad() "
+    "frees only gradients of parameters, and this tensor is not a parameter"
 )
 def gradient_of_an_input(cka_memory):
     inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
@@ -735,8 +735,8 @@ def linked_views_removed(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; each is "
-    "keep what you need of the autograd node, such as its name(), instead of the node (a "
+    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; keep "
+    "what you need of the autograd node, such as its name(), instead of the node (a "
     "grad_fn, or the ctx of a Function), which keeps tensors alive",
     limit=FLAT,
 )
@@ -781,7 +781,9 @@ class Attention(nn.Module):
         self.keys = []
 
 
-@advice("`advice_table.KEEP[0].keys` keeps 3 of them: empty it in the block")
+@advice(
+    "`advice_table.KEEP[0].keys` has 3 entries that keep these tensors alive; empty it in the block"
+)
 def several(cka_memory):
     KEEP.append(Attention())
     with cka_memory.measure():
@@ -824,8 +826,8 @@ def text_of_an_exception(cka_memory):
 
 
 @advice(
-    "`x` is a local variable of local_tensor: `del x` in the block, or move the body of the block "
-    "into a function"
+    "`x` is a local variable of local_tensor; write `del x` in the block, or move the body "
+    "of the block into a function"
 )
 def local_tensor(cka_memory):
     with cka_memory.measure():
@@ -853,8 +855,8 @@ def local_tensor_of_a_function(cka_memory):
 
 
 @advice(
-    "`batch` is a local variable of local_object: if the measured block makes it, `del batch` "
-    "there; otherwise do not keep the tensor in it"
+    "`batch` is a local variable of local_object; if the measured block makes it, write "
+    "`del batch` there; otherwise do not keep the tensor in it"
 )
 def local_object(cka_memory):
     batch = {}
@@ -879,7 +881,7 @@ def local_object_without_the_tensor(cka_memory):
 
 
 @advice(
-    "each batch replaces `seen` by a larger one: limit its length, or empty it between batches",
+    "each batch replaces `seen` by a larger one; limit its length, or empty it between batches",
     limit=FLAT,
 )
 def concatenated(cka_memory):

@@ -290,8 +290,9 @@ def keeping(module, inputs):
 
 
 @advice(
-    "torch.compile keeps compiled code, and what its guards and constants reference, as long as "
-    "the function exists (torch._dynamo.reset() frees it): call the function once before measuring"
+    "call the function once before measuring; as long as the function exists, "
+    "torch.compile keeps its compiled code and what the code's guards and constants "
+    "reference (torch._dynamo.reset() frees them)"
 )
 def compiled(cka_memory):
     x = torch.zeros(1, device=cka_memory.device)

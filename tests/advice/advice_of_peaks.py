@@ -54,7 +54,9 @@ def training_step(cka_memory):
 
 
 @advice(
-    f"the region allocates most of it: {SEE}", limit=pytest.mark.max_level_mb(1), is_command=True
+    f"{SEE}; the region allocates most of the peak",
+    limit=pytest.mark.max_level_mb(1),
+    is_command=True,
 )
 def level(cka_memory):
     with cka_memory.measure():
@@ -63,7 +65,7 @@ def level(cka_memory):
 
 @advice(
     "free what earlier code and fixtures left in use, or use smaller models and data; most "
-    "of the level was in use before the region",
+    "of the peak was in use before the region",
     limit=pytest.mark.max_level_mb(100),
 )
 def earlier_memory(cka_memory):
@@ -287,8 +289,8 @@ def in_a_cycle(device):
 
 
 @advice(
-    "gc.collect() in the loop, or breaking the cycle of the objects made at advice_of_peaks.py:N, "
-    "would free it",
+    "to free it, call gc.collect() in the loop, or break the cycle of the objects made at "
+    "advice_of_peaks.py:N",
     limit=pytest.mark.max_peak_mb(4),
     in_message=True,
     skip=NATIVE,
@@ -423,7 +425,7 @@ def array_in_workers(cka_memory):
 
 @advice(
     "the autograd graph of `total` in sum_of_losses_after_backward (advice_of_peaks.py:N) "
-    "has nodes of every batch, which take memory of the host that no tensor has: add "
+    "has nodes of every batch, and these nodes take host memory outside tensors; add "
     "loss.item() to the sum instead of the loss",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("64 KiB"),
@@ -455,9 +457,9 @@ STEPS = 200
 
 
 @advice(
-    "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) has nodes of every "
-    "batch, which take memory of the host that no tensor has: compute it from a detach() of its "
-    "last value, or in torch.no_grad()",
+    "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) has nodes of "
+    "every batch, and these nodes take host memory outside tensors; compute it from a "
+    "detach() of its last value, or in torch.no_grad()",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("64 KiB"),
     skip=LINUX or NATIVE,

@@ -48,9 +48,9 @@ class Row:
 ROWS: list[Row] = []
 ELSEWHERE = {
     "test_plugin_that_keeps_an_exception_is_left_out_as_advised": (
-        "a plugin that sets the attribute `kept` on the test item stores an exception, which keeps "
-        "its frames and their variables alive: run without it (-p no:NAME for a plugin of pytest), "
-        "and report it to its authors"
+        "a plugin that sets the attribute `kept` on the test item stores an exception, "
+        "which keeps its frames and their variables alive; run without it (-p no:NAME for "
+        "a plugin of pytest), and report this to its authors"
     ),
 }
 """Tests of hints that no program of this table can follow -> the hint."""
@@ -60,9 +60,9 @@ COMMANDS = {
     "run nvidia-smi to see the processes that use the card; this is memory of the CUDA "
     "context, NCCL, other libraries or other processes": "the emulated device has no other "
     "processes",
-    "the allocator reserved more than was in use at once. The reason is not known, because this "
-    "device has no snapshots, or the memory was released before one was taken; free blocks may "
-    "have been too small for the requests": "each device here has one",
+    "to find the reason, call region.batch_done() while the reserve is high, on a device "
+    "that has snapshots; the allocator reserved more than was in use at once, perhaps "
+    "because free blocks were too small for the requests": "each device here has one",
     "synchronize before these blocks are needed again, or allocate them on the stream that "
     "uses them; blocks that were used on another stream (record_stream) wait for that "
     "stream": ("the emulated device finishes all work at once"),

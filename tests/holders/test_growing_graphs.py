@@ -46,7 +46,7 @@ def test_sum_of_losses_after_their_backward_pass_is_named() -> None:
 
     assert found_after(step) == (
         "the autograd graph of `test_growing_graphs.STATE['total']` has nodes of every "
-        "batch, which take memory of the host that no tensor has: add loss.item() to the "
+        "batch, and these nodes take host memory outside tensors; add loss.item() to the "
         "sum instead of the loss"
     )
 
