@@ -18,7 +18,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import BatchFigures, ReserveFigures
 from pytest_cka_memory.units import MB
 
-_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to draw when each group was live"
+_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ OTHER_LEVELS = {
 }
 """Figure of a growth that is not of what is in use -> the attribute of a sample that it judges."""
 
-_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to draw when each group was live"
+_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MB = 2**20
-SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to draw when each group was live"
+SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 
 
 def network_on(device):

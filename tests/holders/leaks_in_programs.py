@@ -18,6 +18,7 @@ LOCAL = threading.local()
 REQUEST: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
 EXCEPTION = "store the text of the exception instead"
 GENERATOR = "exhaust the suspended generator, or close() it"
+COROUTINE = "await the suspended coroutine, or close() it"
 # Up to Python 3.10, only the stack of its frame references what a generator or coroutine awaits.
 ON_STACK = sys.version_info < (3, 11)
 YIELDS_FROM = ".gi_frame -> generator" if ON_STACK else ".gi_yieldfrom"
@@ -90,7 +91,7 @@ def started(running: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
 @leak(
     PROGRAMS,
     "planted.KEEP[0].cr_frame.f_locals['x']",
-    hint="await the suspended coroutine, or close() it",
+    hint=COROUTINE,
 )
 def suspended_coroutine() -> None:
     KEEP.append(started(waiting(torch.ones(250))))
@@ -103,7 +104,7 @@ async def calling() -> int:
 @leak(
     PROGRAMS,
     f"planted.KEEP[0]{AWAITS}.cr_frame.f_locals['x']",
-    hint="await the suspended coroutine, or close() it",
+    hint=COROUTINE,
     made="running.send(None)",
 )
 def awaited_coroutine() -> None:
@@ -131,7 +132,7 @@ def suspended_async_generator() -> None:
 @leak(
     PROGRAMS,
     "planted.KEEP[0]._coro.cr_frame.f_locals['x']",
-    hint="await the suspended coroutine, or close() it",
+    hint=COROUTINE,
 )
 def pending_task() -> None:
     loop = asyncio.new_event_loop()

@@ -69,8 +69,8 @@ def test_locals_of_a_test_are_to_be_deleted() -> None:
     assert found["ids"] == LOCAL.format("ids", function)
     assert found["output"] == LOCAL.format("output", function)
     assert found["losses[0]"] == (
-        f"`losses` is a local variable of {function}; if the measured block makes it, write `del losses` "
-        "there; otherwise do not keep the tensor in it"
+        f"`losses` is a local variable of {function}; if the measured block makes it, write "
+        "`del losses` there; otherwise do not keep the tensor in it"
     )
     graph = [path for path in found if path.startswith("output.grad_fn")]
     assert {found[path] for path in graph} == {found["output"]}
@@ -232,7 +232,7 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
     with MemoryProbe("cpu").measure() as region:
         KEEP.extend((optimizer_that_has_stepped(), optimizer_that_has_stepped()))
     assert (
-        "`planted.KEEP` keeps 2 optimizers; if the measured block makes them, remove them from there"
+        "`planted.KEEP` keeps 2 optimizers; if the measured block makes them, remove them from "
         in str(region.retained[0].hint)
     )
     optimizer = torch.optim.Adam([WEIGHT])

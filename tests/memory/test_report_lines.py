@@ -19,7 +19,7 @@ from pytest_cka_memory.units import MB
 MakeRecord = Callable[..., RegionRecord]
 FLAT = limit_from_marker("flat_per_batch", (), {})
 ZERO = limit_from_marker("zero_retention", (), {})
-SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to draw when each group was live"
+SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
 FILE = "tests/gates/test_cka.py"
 
@@ -293,8 +293,9 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
     ("peak_mb", "retained_mb", "advice"),
     [
         pytest.param(
-            94, 94, "remove each from what holds it, or keep a number computed from it instead; the "
-            "figure rose with the peak increase, 94.00 MB, of which 94.00 MB are retained", id="leak"),
+            94, 94, "remove each from what holds it, or keep a number computed from it instead; "
+            "the figure rose with the peak increase, 94.00 MB, of which 94.00 MB are retained",
+            id="leak"),
         pytest.param(
             80, 0, f"{SEE}; the figure rose with the peak increase, 80.00 MB",
             id="peak-just-explains-it"),
@@ -352,7 +353,7 @@ def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: Make
 @pytest.mark.parametrize(
     ("start_bytes", "advice"),
     [
-        (500, "to draw when each group was live; the region allocates most of the peak"),
+        (500, f"{SEE}; the region allocates most of the peak"),
         (501, "free what earlier code and fixtures left in use"),
     ],
     ids=["half", "more-than-half"],
