@@ -73,7 +73,7 @@ def test_notebook_shows_what_a_region_retains_as_a_table(execute) -> None:
     has_columns = hasattr(CodeType, "co_positions")  # not in Python 3.10: then the whole line
     made = "torch.ones(1000)" if has_columns else "KEPT.append(torch.ones(1000)[:10])"
     assert f"<td>Cell In[2]:2 in <module>: `{made}`</td><td>__main__.KEPT[0]</td>" in table
-    assert "keep a clone() of it instead" in table
+    assert "keep a clone() instead of the tensor" in table
     assert "ipykernel" not in output["data"]["text/plain"]
 
 

@@ -99,7 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--format", choices=("table", "markdown"), default="table")
     show.add_argument(
         "--rows",
-        help="how many rows, sorted by which column: 20, retained, 20:retained or all; default 100",
+        help=(
+            "number of rows, column to sort by, or both: 20, retained, 20:retained or all; "
+            "default 100"
+        ),
     )
     show.set_defaults(run=_show)
 
@@ -108,13 +111,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     versus.add_argument("old", type=Path, metavar="OLD")
     versus.add_argument("new", type=Path, metavar="NEW")
-    versus.add_argument("--tolerance", default="5%", help="5%% (default), 64KiB, '5%% + 64 KiB'")
+    versus.add_argument(
+        "--tolerance",
+        default="5%",
+        help="how far a figure may rise: 5%% (default), 64KiB or '5%% + 64 KiB'",
+    )
     versus.add_argument("--format", choices=_COMPARISONS, default="table")
     versus.add_argument(
         "--html",
         type=Path,
         metavar="OUT",
-        help="also write an HTML page, with the memory that is new at the peaks",
+        help="also write an HTML page, which lists the memory that is new at each peak",
     )
     versus.set_defaults(run=_compare)
 
@@ -126,9 +133,15 @@ def _parser() -> argparse.ArgumentParser:
     trend = commands.add_parser(
         "trend", help="print how figures changed over a history, and the commits at which they rose"
     )
-    trend.add_argument("file", type=Path, metavar="FILE", help="written by --cka-memory-history")
-    trend.add_argument("--tolerance", default="1%", help="1%% (default), 64KiB, '1%% + 64 KiB'")
-    trend.add_argument("--all", action="store_true", help="print figures that never changed too")
+    trend.add_argument(
+        "file", type=Path, metavar="FILE", help="a file that pytest wrote with --cka-memory-history"
+    )
+    trend.add_argument(
+        "--tolerance",
+        default="1%",
+        help="smallest change to print: 1%% (default), 64KiB or '1%% + 64 KiB'",
+    )
+    trend.add_argument("--all", action="store_true", help="also print figures that never changed")
     trend.add_argument("-o", "--output", type=Path, metavar="OUT", help="draw an SVG file too")
     trend.set_defaults(run=_trend)
 
@@ -253,7 +266,9 @@ def _add_law(commands: Any) -> None:
         help="print the largest value of this size that fits the card; --at sets the other sizes",
     )
     parser.add_argument(
-        "--fits", choices=CARDS, help="for --largest: the card to fit, if it is another one"
+        "--fits",
+        choices=CARDS,
+        help="with --largest: the card to fit, if it is not the emulated card",
     )
     parser.set_defaults(run=_law)
 

@@ -124,7 +124,7 @@ def function_of(name: str) -> Callable[..., Any]:
     for kind, is_kind in _NOT_RUN.items():
         if is_kind(function):
             raise NoFunctionError(
-                f"{name} is {kind}, so a call runs nothing of it; write a function that runs it"
+                f"{name} is {kind}, so a call does not run its code; write a function that runs it"
             )
     imported: Callable[..., Any] = function
     return imported

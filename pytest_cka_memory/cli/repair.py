@@ -48,9 +48,9 @@ def add_parser(commands: Any) -> None:
         usage="%(prog)s TEST [TEST ...] [--card CARD [--devices N] | --device DEVICE] [--to SIZE] "
         "[--prove] [--html PAGE] [arguments of pytest ...]",
         help="try changes that may lower the peak memory of tests, and print the edits that do",
-        description="Run tests again and again on an emulated card without values, each time "
-        "with other changes, which need no edit. Print how much memory each change saves, and "
-        "the edits to make.",
+        description="Run tests again and again on an emulated card without values, each time with "
+        "other changes, which are made without editing the code. Print how much memory "
+        "each change saves, and the edits to make.",
         allow_abbrev=False,
     )
     parser.add_argument("--card", help=f"the emulated card; default: {DEFAULT_CARD}")
@@ -63,7 +63,9 @@ def add_parser(commands: Any) -> None:
         "as emulate:cuda:h100,values=off",
     )
     parser.add_argument(
-        "--to", metavar="SIZE", help="the memory to get by with: 24GB, a number of MB, or a card"
+        "--to",
+        metavar="SIZE",
+        help="the memory that the tests must fit: 24GB, a number of MB, or a card",
     )
     parser.add_argument(
         "--prove",

@@ -90,8 +90,8 @@ TIMELINE = "timeline"
 MOMENTS = "moments"
 """The level at each allocation, for the law of a peak. It is not a figure."""
 OUTSIDE_ADVICE = (
-    "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
-    "lists the processes that use the card"
+    "run nvidia-smi to see the processes that use the card; this is memory of the CUDA "
+    "context, NCCL, other libraries or other processes"
 )
 NO_POOLS = "this device has no private pools, or no snapshot of them"
 _NOT_MEASURED = "it was not measured: an exception ended the region"

@@ -18,7 +18,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import BatchFigures, ReserveFigures
 from pytest_cka_memory.units import MB
 
-_SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
+_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
             never_negative=True,
             explained_by="at_peak",
             judged_as="peak_increase_bytes",
-            advice=f"the region allocates most of it: {_SEE}",
-            advice_if_at_entry="most of it was in use before the region: free what earlier code "
-            "and fixtures left there, or use smaller models and data",
+            advice=f"{_SEE}; the region allocates most of the peak",
+            advice_if_at_entry="free what earlier code and fixtures left in use, or use smaller "
+            "models and data; most of the peak was in use before the region",
         ),
     ]
     peak_without_scratch_bytes: Annotated[

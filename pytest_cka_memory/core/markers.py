@@ -113,22 +113,22 @@ _ROWS = (
     Marker(
         "fits",
         'fits("t4", "a10")',
-        "the peak must fit the memory of each of `cards`, less 512 MB or `beside`; measured on "
-        "another device, that is an estimate.",
+        "the peak must fit the memory of each of `cards`, less 512 MB (or `beside`) for "
+        "the CUDA context; on another device this is an estimate.",
     ),
     Marker(
         "peak_law",
         "peak_law(seq=1, batch=1)",
-        "over the tests of a function that is parametrized by the sizes in `degrees`, the peak may "
-        "grow with each of them at most with this power.",
+        "the peak may grow with each size at most with the power that is written, over all "
+        "tests of a function that is parametrized by these sizes.",
         builder="pytest_cka_memory.limits.laws:peak_law",
     ),
     Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
-        "no figure may be more than `tolerance` above the committed baseline, nor above the test "
-        "with the parameter `relative_to`; `less_than`, `at_most` and `saves` compare the figure "
-        "`of`.",
+        "no figure may be more than `tolerance` above the committed baseline, or above the "
+        "test with the parameter `relative_to`; `less_than`, `at_most` and `saves` compare "
+        "the figure `of`.",
         builder="pytest_cka_memory.stored.baselines:tolerance_of_marker",
     ),
 )
@@ -141,7 +141,7 @@ RELATIONS = frozenset({"relative_to", "less_than", "at_most", "saves", "of"})
 NO_ALLOCATIONS = "allow_no_allocations"
 """A marker that is not a limit: it permits a test to allocate nothing on a measured accelerator."""
 NO_ALLOCATIONS_HELP = (
-    "limits of this test hold although it allocates nothing on the accelerator that is measured."
+    "the limits of this test hold even if the test allocates nothing on the measured accelerator."
 )
 
 FIXTURE = "cka_memory"

@@ -17,9 +17,9 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import POOLS_ADVICE, DrawnSegment, ReservePart
 
 UNEXPLAINED = (
-    "the allocator reserved more than was in use at once. The reason is not known, because this "
-    "device has no snapshots, or the memory was released before one was taken; free blocks may "
-    "have been too small for the requests"
+    "to find the reason, call region.batch_done() while the reserve is high, on a device "
+    "that has snapshots; the allocator reserved more than was in use at once, perhaps "
+    "because free blocks were too small for the requests"
 )
 """The advice on a reserve if it is not known what it consists of."""
 
@@ -119,7 +119,7 @@ OTHER_LEVELS = {
 }
 """Figure of a growth that is not of what is in use -> the attribute of a sample that it judges."""
 
-_SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
+_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 
 
 @dataclass(frozen=True, kw_only=True)

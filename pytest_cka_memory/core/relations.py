@@ -97,7 +97,7 @@ def relations_of(
         if value is not None and (not isinstance(value, str) or not value):
             raise LimitError(f"{name}={value!r}: write the id of a parameter, e.g. 'eager'")
     if of is not None and less_than is None and at_most is None and saves is None:
-        raise LimitError(f"of={of!r}: write less_than, at_most or saves with it")
+        raise LimitError(f"of={of!r}: also write less_than, at_most or saves")
     figure = figure or FIGURE_NAMES["peak"]
     relations = []
     if saves is not None:

@@ -58,8 +58,9 @@ meanwhile, and ``relations`` to tests that had not run.
 
 _MOST_NAMED = 5
 _GARBAGE_LEFT = (
-    "≤ marks tests without limits for which collecting all garbage would have taken too long: what "
-    "they retained may include reference cycles; a limit makes the figure exact",
+    "≤ marks tests without limits whose retained memory may include garbage in reference "
+    "cycles, because collecting it would have taken too long; give a test a limit to make "
+    "its figure exact",
 )
 
 
@@ -249,7 +250,7 @@ class ReportBuilder:
             facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
         if self._run_again:
             tests = ", ".join(sorted(self._run_again)[:_MOST_NAMED])
-            number = f"another plugin ran {counted(len(self._run_again), 'test')} again"
+            number = f"another plugin ran {counted(len(self._run_again), 'test')} more than once"
             note = f"{number}; the last run was judged: {tests}"
             facts = _with_notes(facts, {"notes": [note]})
         if outside := _outside_note(self.results):

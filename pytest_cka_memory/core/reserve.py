@@ -346,34 +346,40 @@ def _words(part: ReservePart) -> str:
 
 
 POOLS_ADVICE = (
-    "a private pool keeps what it has reserved until its last graph, or the MemPool, is deleted: "
-    "delete it, capture graphs that never run at once into one pool, or call "
-    "torch.compiler.reset() if torch.compile has captured them"
+    "delete the last graph of the private pool, or the MemPool, which keeps the reserve "
+    "until then; capture graphs that never run at once into one pool; call "
+    "torch.compiler.reset() if torch.compile has captured the graphs"
 )
 _OVERSIZED = (
-    "free blocks of max_split_size_mb and more serve only requests of that size: leave that "
-    "setting out of PYTORCH_ALLOC_CONF, or make it larger"
+    "leave max_split_size_mb out of PYTORCH_ALLOC_CONF, or make it larger; free blocks of "
+    "at least that size serve only requests of at least that size"
 )
 _OF_STREAMS = (
-    "what is free for one stream serves no other: allocate on one stream, or call "
-    "torch.cuda.empty_cache() after the work of the other"
+    "allocate on one stream, or call torch.cuda.empty_cache() after the work of the other "
+    "stream; memory that is free for one stream serves no other"
 )
 _WAITING = (
-    "blocks that were used on another stream (record_stream) wait for it: synchronize before they "
-    "are needed again, or allocate them on the stream that uses them"
+    "synchronize before these blocks are needed again, or allocate them on the stream that "
+    "uses them; blocks that were used on another stream (record_stream) wait for that "
+    "stream"
 )
 _IN_PARTS = (
-    "allocate what is kept before what is freed, so that they do not lie side by side; which of "
-    "the allocator's settings help, python -m pytest_cka_memory replay tries on a snapshot"
+    "allocate what is kept before what is freed, so that they do not lie side by side; to "
+    "see which settings of the allocator help, run python -m pytest_cka_memory replay on a "
+    "snapshot"
 )
 _WHOLE = (
-    "requests of other sizes do not fit what is free: PYTORCH_ALLOC_CONF=expandable_segments:True "
-    "lets the allocator join it, and torch.cuda.empty_cache() releases it"
+    "set PYTORCH_ALLOC_CONF=expandable_segments:True, so that the allocator can join free "
+    "memory, or call torch.cuda.empty_cache() to release it; the free blocks do not fit "
+    "requests of other sizes"
 )
-_NOT_AT_ONCE = "what is free was in use at another moment: torch.cuda.empty_cache() releases it"
+_NOT_AT_ONCE = (
+    "call torch.cuda.empty_cache() to release what is free; it was in use at another moment"
+)
 _SEGMENTS = (
-    "the allocator takes segments of 2 MB for blocks up to 1 MB, of 20 MB for those up to 10 MB, "
-    "and larger blocks in steps of 2 MB: allow for one of each in the limit"
+    "allow in the limit for one segment of each kind; the allocator takes segments of 2 MB "
+    "for blocks up to 1 MB, of 20 MB for blocks up to 10 MB, and of a multiple of 2 MB for "
+    "larger blocks"
 )
 
 

@@ -41,11 +41,12 @@ def part_of_message(record: RegionRecord, figure: str) -> str:
         return ""
     sentence = _at_the_peak(record)
     if sentence:
-        return f"; {sentence}: {_repair(record)} would free it"
+        return f"; {sentence}; to free it, {_repair(record)}"
     if record.garbage_freed:
         return (
-            "; garbage in reference cycles was freed at batch boundaries to find growth, because "
-            "not all of its memory can be counted: without the plugin the peak is higher"
+            "; without the plugin the peak is higher, because the plugin freed garbage in "
+            "reference cycles at batch boundaries to find growth (not all memory of this "
+            "garbage can be counted)"
         )
     return ""
 
@@ -69,9 +70,9 @@ def note_on_growth(record: RegionRecord, warmup: int, tolerance_bytes: int) -> s
     last = format_with_unit(record.timeline[-1].garbage_bytes)
     named = _described(record.garbage[0]) if record.garbage else ""
     return (
-        f"garbage in reference cycles rises by {format_exact(rise)} per batch, to {last}, until "
-        f"Python's collector runs, and is not judged{named}; what to do: {_repair(record)} frees "
-        "it; the marker no_cycles fails a test that leaves any"
+        f"garbage in reference cycles rises by {format_exact(rise)} per batch, to {last}, "
+        f"until Python's collector runs, and is not judged{named}; what to do: "
+        f"{_repair(record)}; the marker no_cycles fails a test that leaves any garbage"
     )
 
 
@@ -121,8 +122,8 @@ def _rise_of(record: RegionRecord, warmup: int, of: str, words: str) -> str:
     in_use = ", while the memory in use does not rise" if of == "reserved" else ""
     return (
         f"{words} rises by {format_with_unit(growth.bytes_per_batch)} per batch, to "
-        f"{format_with_unit(last_bytes)}{in_use}, and is not judged; what to do: "
-        f"flat_per_batch(of={of!r}) judges it"
+        f"{format_with_unit(last_bytes)}{in_use}, and is not judged; what to do: write "
+        f"flat_per_batch(of={of!r}) to judge it"
     )
 
 
@@ -145,7 +146,7 @@ def _least_bytes(record: RegionRecord) -> float:
 def _repair(record: RegionRecord) -> str:
     made = record.garbage[0].created_at if record.garbage else ()
     place = f" of the objects made at {made[0].partition(' in ')[0]}" if made else ""
-    return f"gc.collect() in the loop, or breaking the cycle{place},"
+    return f"call gc.collect() in the loop, or break the cycle{place}"
 
 
 def _described(holding: Holding) -> str:
@@ -155,12 +156,12 @@ def _described(holding: Holding) -> str:
 
 
 _FREED = (
-    "the rest was freed before the region ended: measure inside the function that has the loop, "
-    "or see the timeline"
+    "the rest was freed before the region ended; measure inside the function that has the "
+    "loop, or see the timeline"
 )
 _NOT_LIVE = (
-    "it was freed before the region ended: measure inside the function that has the loop, or see "
-    "the timeline"
+    "the memory was freed before the region ended; measure inside the function that has "
+    "the loop, or see the timeline"
 )
 _NOT_HELD = "no reference of a Python object to the rest was found"
 _NOT_FOUND = "nothing that keeps the rest was found"
@@ -196,7 +197,7 @@ def sentence(record: RegionRecord, figure: str) -> str:
     per_batch = " per batch" if field == "grown" else ""
     if not holdings:
         return (
-            f"nothing that is still live explains {format_with_unit(total)}{per_batch}: {_NOT_LIVE}"
+            f"nothing that is still live explains {format_with_unit(total)}{per_batch}; {_NOT_LIVE}"
         )
     text = f"explains {_of(known, total)}{per_batch}"
     if known >= 0.995 * total:

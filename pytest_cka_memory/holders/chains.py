@@ -45,45 +45,50 @@ _MOST_NODES = 3
 """Nodes of a graph in a row that are all written; of more, the first and the last."""
 
 _CREATE_GRAPH = (
-    "a gradient whose graph uses the parameter and the parameter keep each other alive, as after "
-    "backward(create_graph=True): set .grad to None after its last use (zero_grad() does), or use "
-    "torch.autograd.grad(..., create_graph=True), which sets no .grad"
+    "set .grad to None after its last use (zero_grad() does so), or use "
+    "torch.autograd.grad(..., create_graph=True), which sets no .grad; after "
+    "backward(create_graph=True), a parameter and its gradient, whose graph uses the "
+    "parameter, keep each other alive"
 )
 _PACKED = (
-    "a hook of saved_tensors_hooks keeps the saved tensor itself, which references the graph that "
-    "it is saved in: let the pack hook return x.detach() or x.clone()"
+    "let the pack hook of saved_tensors_hooks return x.detach() or x.clone(); the saved "
+    "tensor itself references the graph that it is saved in"
 )
 _SAVED_VIEW = (
-    "an autograd Function saves a view of its own output, which references the graph that it is "
-    "saved in: save the output itself, and make the view in backward()"
+    "save the output itself in the autograd Function, and make the view in backward(); a "
+    "view of the output references the graph that it is saved in"
 )
 _CONTEXT = (
-    "an autograd Function keeps its own output in its context: use ctx.save_for_backward(output) "
-    "instead of an attribute"
+    "use ctx.save_for_backward(output) instead of an attribute of ctx; as an attribute, "
+    "the output keeps the graph alive that keeps ctx"
 )
 _HOOK = (
-    "a hook references a tensor that references the hook's own graph: remove it with "
-    "handle.remove(), or let it use only its arguments, or a weakref.ref to the tensor"
+    "remove the hook with handle.remove(), or let it use only its arguments, or a "
+    "weakref.ref to the tensor; the hook references a tensor that references the hook's "
+    "own graph"
 )
 _ACCUMULATOR = (
-    "a parameter keeps the node that accumulates its gradient, and the node keeps the parameter: "
-    "keep the node elsewhere, or delete it with the last use of the parameter"
+    "do not store the node that accumulates a gradient in the parameter itself, or delete "
+    "it after the last use of the parameter; the parameter and the node keep each other "
+    "alive"
 )
 _FLAT = (
-    "a module keeps a view of FSDP's flat parameter, and the graph of the view keeps the flat "
-    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters"
+    "use fully_shard() instead of FSDP; a module keeps a view of FSDP's flat parameter, "
+    "the graph of the view keeps the flat parameter, and the flat parameter keeps its "
+    "modules"
 )
 _ATTRIBUTE = (
-    "an object keeps a tensor whose graph references the object again: keep its detach() instead, "
-    "or delete the attribute after its last use"
+    "keep the tensor's detach() in the object instead, or delete the attribute after its "
+    "last use; the graph of the tensor references the object that keeps the tensor"
 )
 CHECKPOINT_ADVICE = (
-    "a checkpointed graph keeps the inputs and the random state that its backward pass needs: call "
-    "backward(), delete the result, or do not let the function reference its own result"
+    "call backward(), delete the result, or do not let the function reference its own "
+    "result; until then the checkpointed graph keeps the inputs and the random state that "
+    "its backward pass needs"
 )
 _ANY = (
-    "no collection can free it, because the loop goes through C++: delete one of its references "
-    "when it is not needed any more, or make it weak with weakref.ref"
+    "delete one reference of the loop when it is not needed any more, or make it weak with "
+    "weakref.ref; the garbage collector cannot free the loop, because it goes through C++"
 )
 
 

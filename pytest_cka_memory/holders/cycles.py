@@ -25,22 +25,27 @@ _UNNAMED = frozenset((*_PLAIN, FrameType, TracebackType))
 """Types whose objects are a part of a path, not a station that has a name."""
 
 _EXCEPTION = (
-    "an exception keeps the frames of its traceback alive, and one of them references it: delete "
-    "the variable that holds it, or clear its traceback with error.with_traceback(None)"
+    "delete the variable that holds the exception, or clear its traceback with "
+    "error.with_traceback(None); the traceback keeps frames alive, and one of them "
+    "references the exception"
 )
 _METHOD = (
-    "an object references its own bound method: keep weakref.WeakMethod(self.method) instead, or "
-    "look the method up when it is called"
+    "keep weakref.WeakMethod(self.method) instead of the bound method, or look the method "
+    "up when it is called; the object references itself through its bound method"
 )
 _CLOSURE = (
-    "a function that the object references has the object in its closure: pass it as an argument, "
-    "or reference it with weakref.ref"
+    "pass the object to the function as an argument, or reference the object with "
+    "weakref.ref; now the function has in its closure the object that references the "
+    "function"
 )
-_OBJECTS = "make one of these references weak, with weakref.ref, or delete it when it is not needed"
+_OBJECTS = (
+    "make one of these references weak with weakref.ref, or delete it when it is not needed "
+    "any more"
+)
 
 _NOT_DESCRIBED = (
-    "the collector, or a generator or finalizer in the cycle, has freed them before the cycle "
-    "could be described: to see more, call gc.disable() before the region"
+    "to see the cycle, call gc.disable() before the region; the collector, or a generator "
+    "or finalizer in the cycle, freed it before it could be described"
 )
 
 DescribedGarbage = list[tuple[Allocation, Holding]]

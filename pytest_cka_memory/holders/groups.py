@@ -53,8 +53,8 @@ _OF_CONTEXT = {
 _KEPT = (Freed.IN_BACKWARD, Freed.WITH_GRAPH)
 """How memory is freed that an autograd graph has kept."""
 _NO_GRAD = (
-    "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
-    "follows, compute it in torch.no_grad()"
+    "if no backward pass follows, compute it in torch.no_grad(); an autograd graph keeps "
+    "it for a backward pass, but no backward pass that frees it was seen"
 )
 _ENTRY = "[]"
 _OF_GRAPH = ".grad_fn"

@@ -40,19 +40,19 @@ from pytest_cka_memory.holders.tree import (
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 
-_REBUILT = "each batch replaces `{}` by a larger one: limit its length, or empty it between batches"
+_REBUILT = "each batch replaces `{}` by a larger one; limit its length, or empty it between batches"
 _GROWS = (
-    "the autograd graph of `{}` reaches back through several batches, because each of them "
-    "computes it from its last value{}: {}"
+    "the autograd graph of `{}` reaches back through several batches, because each batch "
+    "computes it from its last value{}; {}"
 )
 _OF_C_CODE = (
-    "C or C++ code, such as a running sum(), references a tensor{} whose autograd graph reaches "
-    "back through several batches: {}"
+    "C or C++ code, such as a running sum(), references a tensor{} whose autograd graph "
+    "reaches back through several batches; {}"
 )
-_NUMBER = "add loss.item() to it instead of the loss"
+_NUMBER = "add loss.item() to the sum instead of the loss"
 _NODES = (
-    "the autograd graph of {} has nodes of every batch, which take memory of the host that no "
-    "tensor has: {}"
+    "the autograd graph of {} has nodes of every batch, and these nodes take host memory "
+    "outside tensors; {}"
 )
 _LOSSES = (
     f"{_NUMBER}; if backward() is called on the sum, call it on the loss of each batch instead"

@@ -85,94 +85,112 @@ def _attribute(item: Any, path: ReferencePath) -> str:
 
 
 # A list of losses that are detached still grows with every batch, so only item() is advised.
-_LOSS = "attached to its autograd graph: keep loss.item() instead"
+_LOSS = "keep loss.item() instead of the tensor, which keeps its autograd graph alive"
 _LOSS_PART = (
-    "attached to its autograd graph, and it uses only part of its storage: keep loss.item() instead"
+    "keep loss.item() instead of the tensor, which keeps its autograd graph alive and uses "
+    "only part of its storage"
 )
 _SAVED = (
-    "kept by the autograd graph of a tensor: keep that tensor's detach() instead, which keeps only "
-    "its own storage, or a number computed from it, such as its mean().item()"
+    "the autograd graph of another tensor keeps this one; keep the other tensor's detach() "
+    "instead, which has no graph, or a number computed from it, such as its mean().item()"
 )
 _ATTACHED_PART = (
-    "attached to its autograd graph, and it uses only part of its storage: keep "
-    "detach().clone() of it instead"
+    "keep detach().clone() instead of the tensor, which keeps its autograd graph alive and "
+    "uses only part of its storage"
 )
 _GRAPH = (
-    "kept by a node of an autograd graph (a grad_fn, or the ctx of a Function): keep what you need "
-    "of the node, such as its name(), instead of the node"
+    "keep what you need of the autograd node, such as its name(), instead of the node (a "
+    "grad_fn, or the ctx of a Function), which keeps tensors alive"
 )
 _LOGGED = (
-    "a log record keeps its arguments alive as long as a handler keeps the record, and pytest's "
-    "handlers keep it until the test ends: log a number or a string, such as loss.item() or f'{x}'"
+    "log a number or a string, such as loss.item() or f'{x}'; a log record keeps its "
+    "arguments alive, and pytest's handlers keep each record until the test ends"
 )
 _PART = (
-    "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
-    "of some losses do: keep a clone() of it instead"
+    "keep a clone() instead of the tensor, which uses only part of its storage but keeps "
+    "all of it alive, as views and the results of some losses do"
 )
 _NUMBER = "keep the number, tensor.item(), instead of the tensor, which has one element"
 _NUMBER_PART = (
     "keep the number, tensor.item(), instead of the tensor, which has one element but keeps a "
     "larger storage alive, as views and the results of some losses do"
 )
-_HOOK = "a hook was never removed: keep its handle and call handle.remove()"
-_CACHE = (
-    "a cache keeps arguments (such as `self`) and results alive: call cache_clear(), or cache a "
-    "function that neither takes nor returns tensors or modules"
+_HOOK = (
+    "a hook was never removed; keep the handle that its registration returns, and call "
+    "handle.remove()"
 )
-_GENERATOR = "a suspended generator keeps its local variables alive: exhaust it, or close() it"
-_COROUTINE = "a suspended coroutine keeps its local variables alive: await it, or close() it"
-_ASYNC = "a suspended generator keeps its local variables alive: exhaust it, or aclose() it"
+_CACHE = (
+    "call cache_clear(), or do not cache a function that takes or returns tensors or "
+    "modules; a cache keeps arguments (such as `self`) and results alive"
+)
+_GENERATOR = (
+    "exhaust the suspended generator, or close() it; until then it keeps its local variables alive"
+)
+_COROUTINE = (
+    "await the suspended coroutine, or close() it; until then it keeps its local variables alive"
+)
+_ASYNC = (
+    "exhaust the suspended generator, or aclose() it; until then it keeps its local variables alive"
+)
 _GRADIENT = (
-    "the gradient of a parameter stays allocated until it is set to None: call zero_grad() of its "
-    "optimizer or module, or set .grad = None"
+    "call zero_grad() of the optimizer or module, or set .grad = None; until then the "
+    "gradient of a parameter stays allocated"
 )
 _GRADIENT_OF = (
-    "the gradient of a tensor that is not a parameter, so zero_grad() of a module leaves it: set "
-    "`{}.grad = None` after its last use, or compute it with torch.autograd.grad(), which sets no "
-    ".grad, or do not keep the tensor"
+    "set `{}.grad = None` after its last use, or compute the gradient with "
+    "torch.autograd.grad(), which sets no .grad, or do not keep the tensor; zero_grad() "
+    "frees only gradients of parameters, and this tensor is not a parameter"
 )
 _OPTIMIZER = (
-    "an optimizer allocates its state in its first step: take one before measuring, or delete the "
-    "optimizer in the measured block if it is made there"
+    "take one step of the optimizer before measuring, because it allocates its state in "
+    "its first step; if the measured block makes the optimizer, delete it there"
 )
-_OLD_OPTIMIZERS = "{} keeps old optimizers, each with its state and gradients: remove them from it"
+_OLD_OPTIMIZERS = (
+    "{} keeps old optimizers, each with its state and gradients; remove them from there"
+)
 _OPTIMIZERS = (
-    "{} keeps {}: if the measured block makes them, remove them from it; otherwise take a step "
-    "before measuring, because an optimizer allocates its state in its first step"
+    "{} keeps {}; if the measured block makes them, remove them from there; otherwise take "
+    "a step before measuring, because an optimizer allocates its state in its first step"
 )
-_GROWS = "{} keeps more in every batch: empty it, or bound its length"
-_KEEPS = "{} keeps {} of them: empty it in the block"
+_GROWS = "{} keeps more in every batch; empty it, or bound its length"
+_KEEPS = "{} has {} entries that keep these tensors alive; empty it in the block"
 # To keep less of each does not stop a container that grows, so these advise only against growth.
 _EACH_SAVED = (
-    "each is kept by the autograd graph of a tensor: keeping that tensor's detach() frees only the "
-    "graph; keeping a number computed from it, such as its mean().item(), frees both"
+    "the autograd graph of another tensor keeps each of them; keeping that tensor's "
+    "detach() instead frees only the graph; keeping a number computed from it, such as its "
+    "mean().item(), frees both"
 )
 _EACH_ATTACHED_PART = (
-    "each is attached to its autograd graph, and it uses only part of its storage: keeping "
-    "detach().clone() of it frees only the graph and the rest of the storage"
+    "each keeps its autograd graph alive and uses only part of its storage; keeping "
+    "detach().clone() instead frees only the graph and the rest of the storage"
 )
 _EACH_PART = (
-    "each uses only part of its storage and keeps all of it alive, as views and the results of "
-    "some losses do: keeping a clone() of it frees only the rest of the storage"
+    "each uses only part of its storage but keeps all of it alive, as views and the "
+    "results of some losses do; keeping a clone() instead frees only the rest of the "
+    "storage"
 )
 _REMOVE = "remove each from what holds it; {}"
 _OF_EACH = {_SAVED: _EACH_SAVED, _ATTACHED_PART: _EACH_ATTACHED_PART, _PART: _EACH_PART}
-_EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
+_EXCEPTION = (
+    "store the text of the exception instead of the exception, which keeps its frames and "
+    "their variables alive"
+)
 _EXCEPTION_OF = (
-    "{} stores an exception, which keeps its frames and their variables alive: run without it "
-    "(-p no:NAME for a plugin of pytest), and report it to its authors"
+    "{} stores an exception, which keeps its frames and their variables alive; run without "
+    "it (-p no:NAME for a plugin of pytest), and report this to its authors"
 )
 _SCRIPT = (
-    "torch.jit keeps code that it has optimized, with its constants, as long as the function: "
-    "delete the function, or call its _debug_flush_compilation_cache()"
+    "delete the function that torch.jit has compiled, or call its "
+    "_debug_flush_compilation_cache(); until then torch.jit keeps the optimized code with "
+    "its constants"
 )
 _LOCAL = (
-    "`{0}` is a local variable of {1}: `del {0}` in the block, or move the body of the block into "
-    "a function"
+    "`{0}` is a local variable of {1}; write `del {0}` in the block, or move the body of "
+    "the block into a function"
 )
 _LOCAL_OBJECT = (
-    "`{0}` is a local variable of {1}: if the measured block makes it, `del {0}` there; otherwise "
-    "do not keep the tensor in it"
+    "`{0}` is a local variable of {1}; if the measured block makes it, write `del {0}` "
+    "there; otherwise do not keep the tensor in it"
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 
@@ -238,7 +256,7 @@ def _of_several(paths: Paths, batches: int | None) -> str | None:
     named = (_GROWS if grows else _KEEPS).format(container.name, container.entries)
     if own is None:
         return named
-    return f"{named}; {_OF_EACH.get(own, f'each is {own}')}"
+    return f"{named}; {_OF_EACH.get(own, own)}"
 
 
 def _has(path: ReferencePath, *kinds: type) -> bool:

@@ -25,76 +25,77 @@ from pytest_cka_memory.meters.objects import is_node, mro
 from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
 _FIND_OUT = (
-    "to find out which, put cka_memory.measure() around a half of the block, then around a half of "
-    "that: the line after which it is retained uses the owner"
+    "to find the owner, put cka_memory.measure() around one half of the block, then around "
+    "one half of that, until one line is left: this line uses the owner"
 )
 _AUTOCAST = (
-    "no Python holder found: autocast caches the weights that it has cast until its block ends; "
-    "measure around the block, or write torch.autocast(..., cache_enabled=False)"
+    "no Python holder found; autocast caches the weights that it has cast until its block "
+    "ends; measure around the block, or write torch.autocast(..., cache_enabled=False)"
 )
 _PERHAPS_AUTOCAST = (
     "autocast, which caches the weights that it has cast until its block ends (measure around the "
     "block, or write torch.autocast(..., cache_enabled=False))"
 )
 _NODE_HOOK = (
-    "a hook of an autograd node was never removed: call handle.remove(), or let it use only its "
-    "arguments, because a hook that references the result keeps the graph alive, and the graph "
-    "the hook"
+    "call handle.remove() for the hook of the autograd node, or let the hook use only its "
+    "arguments; a hook that references the result keeps the graph alive, and the graph "
+    "keeps the hook"
 )
 _METADATA = (
-    "C++ code keeps this dict, such as the metadata of an autograd node (grad_fn.metadata): delete "
-    "the entry; an entry that references the result keeps the graph alive"
+    "delete the entry from this dict, which C++ code keeps (such as grad_fn.metadata of an "
+    "autograd node); an entry that references the result keeps the graph alive"
 )
 _MODE = (
-    "a mode was entered and not left, so torch keeps it: use it in a with statement, or call its "
-    "__exit__(None, None, None)"
+    "use the mode in a with statement, or call its __exit__(None, None, None); it was "
+    "entered and not left, so torch keeps it"
 )
 _CALLBACK = (
-    "C code keeps this function to call it later: unregister it (atexit.unregister() for a "
-    "callback of atexit), or complete what will call it, such as a Future"
+    "unregister the function (atexit.unregister() for a callback of atexit), or complete "
+    "what will call it, such as a Future; C code keeps the function to call it later"
 )
 _NODE = (
-    "an autograd graph that C++ code holds references it: delete the result of the graph, or "
-    "compute it in torch.no_grad()"
+    "delete the result of the autograd graph, or compute the result in torch.no_grad(); "
+    "C++ code holds this graph"
 )
 
 
 _CUBLAS = (
-    "a workspace of cuBLAS is kept for the next matrix product: "
-    "torch._C._cuda_clearCublasWorkspaces() frees it"
+    "if it is a workspace of cuBLAS, which is kept for the next matrix product, call "
+    "torch._C._cuda_clearCublasWorkspaces()"
 )
 _GRAPH_POOL = (
-    "the pool of a CUDA graph is freed with the graph (delete it, reset() it, then "
-    "torch.cuda.empty_cache())"
+    "if it is the pool of a CUDA graph, delete the graph or reset() it, then call "
+    "torch.cuda.empty_cache()"
 )
 _COMPILED = (
-    "torch.compile keeps compiled code, and what its guards and constants reference, as long as "
-    "the function exists ({} frees it): call the function once before measuring"
+    "call the function once before measuring; as long as the function exists, "
+    "torch.compile keeps its compiled code and what the code's guards and constants "
+    "reference ({} frees them)"
 )
 _UNOWNED = (
-    "no tensor that a Python object references owns these bytes: they may be a library's "
-    "workspace, or C++ code, such as an autograd graph, may hold them"
+    "no tensor that a Python object references owns this memory; it may be a library's "
+    "workspace, or C++ code, such as an autograd graph, may hold it"
 )
 
 
 _POOL = (
-    "no Python holder found: {} may hold it, as those that torch.compile has captured do until "
-    "torch.compiler.reset(); "
-    f"{_FIND_OUT}"
+    "no Python holder found; {} may hold it; if torch.compile has captured the graph, "
+    f"call torch.compiler.reset(); {_FIND_OUT}"
 )
 
 
-_FREED_WITH_MODEL = "they are freed with the model: delete it, and its optimizer and hooks"
+_FREED_WITH_MODEL = "they are freed with the model; delete the model, its optimizer and its hooks"
 _BUCKETS = (
-    "no Python holder found: DistributedDataParallel reduces gradients in buckets; "
-    f"{_FREED_WITH_MODEL}, or let the gradients be in them with gradient_as_bucket_view=True"
+    "no Python holder found; DistributedDataParallel reduces gradients in buckets, and "
+    f"{_FREED_WITH_MODEL}, or let the gradients be in the buckets with "
+    "gradient_as_bucket_view=True"
 )
 
 
 _BY_CALL = {
     "jit.load(": (
-        "a module of TorchScript keeps the debug information of the file that torch.jit.load has "
-        "read: it is freed with the module"
+        "delete the module of TorchScript; it keeps the debug information of the file that "
+        "torch.jit.load has read"
     ),
 }
 """Calls that allocate memory which only C++ code holds -> who that is."""
@@ -152,7 +153,7 @@ def without_object(allocation: Allocation) -> str:
         return _BUCKETS
     if allocation.may_be_unowned and not autocast_is_caching():
         return unowned()
-    return f"no Python holder found: C++ code holds it; {_possible(allocation)}"
+    return f"no Python holder found, so C++ code holds it; {_possible(allocation)}"
 
 
 def maker_of(allocation: Allocation) -> str | None:

@@ -36,8 +36,8 @@ _EVERY_ADDRESS = 2**46
 """A storage of so many bytes owns no memory: the emulated device has one that covers all addresses,
 in which no block may be looked for."""
 PACKED_ADVICE = (
-    "a quantized module keeps its weight and bias packed in C++, in its attribute _packed_params: "
-    "delete the module, and each container or hook that references it"
+    "delete the quantized module, and each container or hook that references it; it keeps "
+    "its weight and bias packed in C++, in its attribute _packed_params"
 )
 PACKED_OWNER = (
     "the packed parameters of a quantized module (its attribute _packed_params; they are freed "

@@ -18,7 +18,7 @@ from pytest_cka_memory.units import MB, counted, format_exact, megabytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-UNKNOWN = "lines whose bytes follow no law of their own"
+UNKNOWN = "lines whose bytes follow no law"
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,12 @@ def lines_of(
     for switch in fitted.switches:
         yield f"note: {switch}"
     for line in fitted.unfollowed[:_MOST_LINES] if fitted.is_exact else ():
-        yield f"note: came close to the peak and has no law: {line}"
+        yield f"note: this line came close to the peak, but its bytes follow no law: {line}"
     for point, residual in list(fitted.residuals.items())[:_MOST_LINES]:
-        yield f"note: measured at {_sizes(fitted, point)}: {residual:+,} bytes beside the law"
+        yield (
+            f"note: the figure measured at {_sizes(fitted, point)} is {residual:+,} bytes off "
+            "the law"
+        )
 
 
 def _sizes(fitted: Fitted, point: Sequence[int]) -> str:
@@ -313,9 +316,9 @@ class Search:
         if above is not None and not above.fits:
             how += f"; {name}={too_large:,} ran out of memory"
         elif too_large == at_least:
-            how += f"; of {name}={too_large:,} the law says that it does not fit"
+            how += f"; by the law, {name}={too_large:,} does not fit"
         if self._unit > 1:
-            how += f"; multiples of {self._unit} were tried"
+            how += f"; only multiples of {self._unit} were tried"
         return Largest.of(fitting, by_law, how, reserved_bytes=reserved_bytes)
 
     def _rounded(self, size: int) -> int:

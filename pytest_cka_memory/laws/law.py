@@ -384,26 +384,33 @@ class Law:
                 default=0,
             )
             yield (
-                "no polynomial gives the measured figures, which differ from this one by up to "
-                f"{off:,} bytes, and up to {share:.2%}"
+                "no polynomial gives the measured figures exactly; they differ from this "
+                f"one by up to {off:,} bytes, or up to {share:.2%}"
             )
         if not fitted.holds_at(point):
             sizes = zip(self.names, fitted.least, strict=True)
             least = ", ".join(f"{name}={size:,}" for name, size in sizes)
-            yield f"the law holds from {least} on, below the code allocates otherwise"
+            yield (
+                f"the law holds from {least} on; below these sizes, the code allocates differently"
+            )
         uneven = [
             f"{name} is not a multiple of {step}"
             for name, size, step in zip(self.names, point, fitted.steps, strict=True)
             if size % step
         ]
         if uneven:
-            yield f"{' and '.join(uneven)}, as all sizes that were run: kernels may pad it"
+            yield (
+                f"{' and '.join(uneven)}, but all sizes that were run are multiples; kernels "
+                "may pad this size"
+            )
         if times > 1 and fitted.switches:
             yield f"{fitted.switches[-1]}; it may do so again"
         if times > 1 and fitted.unfollowed:
             yield f"{fitted.unfollowed[0]} has no law and may be the peak there"
         if times > 1 and not self._was_peak(piece):
-            yield f"another moment is the peak there than in every run: {piece.moment}"
+            yield (
+                f"at this size the peak is at a moment at which no run had its peak: {piece.moment}"
+            )
 
     def _was_peak(self, piece: Piece) -> bool:
         return any(piece.polynomial.at(it.point) == it.value for it in self._used())

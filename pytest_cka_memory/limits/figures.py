@@ -33,26 +33,28 @@ WORKER = "DataLoader worker"
 """The start of the name of a process that loads data."""
 _FIGURE = "process_growth_bytes_per_batch"
 _COPIED = (
-    "the workers grow although they keep nothing: to read a Python object changes its reference "
-    "count, which copies the page of memory that it is in. Keep the data set in an array or tensor "
-    "instead of a list or dict of Python objects"
+    "keep the data set in an array or tensor instead of a list or dict of Python objects. "
+    "The workers grow although they keep nothing, because reading a Python object changes "
+    "its reference count, and this copies the memory page of the object"
 )
 _KEPT = (
-    "the workers keep more and more: look in the data set, its transforms and collate_fn for a "
-    "list, dict or cache that grows with each item, and bound its length. With num_workers=0 the "
-    "test measures the same code in this process, in which no_cycles finds reference cycles too"
+    "the workers keep more and more; look in the data set, its transforms and collate_fn "
+    "for a list, dict or cache that grows with each item, and bound its length. With "
+    "num_workers=0 the test measures the same code in this process, in which no_cycles "
+    "finds reference cycles too"
 )
 _EITHER = (
-    "the workers grow, and this system does not count what they copy: with num_workers=0 the test "
-    "measures the same code in this process, which grows only if the data set keeps something"
+    "set num_workers=0, so that the test measures the same code in this process, which "
+    "grows only if the data set keeps something; the workers grow, but this system does "
+    "not count the pages that they copy"
 )
 _NOT_TORCH = (
     "look for memory outside tensors: lists and dicts of Python objects, NumPy arrays, other "
     "libraries, threads. Python's tracemalloc lists the lines that allocate most of such memory"
 )
 _TORCH_FREED = (
-    "it was used by torch's tensors, which are freed now: max_peak_mb names the lines that "
-    "allocate most"
+    "limit the peak with max_peak_mb, which names the lines that allocate most; torch's "
+    "tensors used this memory, and are freed now"
 )
 
 

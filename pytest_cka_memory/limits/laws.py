@@ -135,9 +135,9 @@ class PeakLaw(Limit):
         if off <= _NOISE * (max(values) - min(values)):
             return None
         return self._breach(
-            "cannot be judged: no polynomial gives the peaks at all sizes; the nearest one, "
-            f"{near}, is up to {off:,.0f} bytes off: add a size, choose larger ones, or "
-            "multiples of a power of two, or call cka_memory.law(), which chooses them"
+            "cannot be judged: no polynomial gives the peaks at all sizes; the nearest "
+            f"one, {near}, is up to {off:,.0f} bytes off; add a size, choose larger sizes "
+            "or multiples of a power of two, or call cka_memory.law(), which chooses sizes"
         )
 
     def _of_law(self, fitted: Fitted) -> Breach | None:

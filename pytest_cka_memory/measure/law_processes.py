@@ -32,7 +32,7 @@ _MEASURES = "pytest_cka_memory.cli.named_functions"
 """The module that runs in the other process."""
 MARK = "CKA_MEMORY_LAW_PROCESS"
 """A variable of that process: it starts no further one, whatever the step's file does."""
-IF_ON_CPU = "if it is to run on the CPU, pass device='cpu'"
+IF_ON_CPU = "to run the step on the CPU, pass device='cpu'"
 _EMULATION = "EMULATED_CUDA"
 _LAST = 2000
 """Characters of the other process's output that an error shows."""

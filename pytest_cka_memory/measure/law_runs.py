@@ -187,8 +187,8 @@ class LimitedRuns:
             )
         if limit_bytes > total:
             return (
-                f"{meter.device} has {total / MB:,.0f} MB; measure a card with as much memory, "
-                "e.g. emulate:cuda:h100-nvl,values=off"
+                f"{meter.device} has only {total / MB:,.0f} MB; measure a card with more "
+                "memory, e.g. emulate:cuda:h100-nvl,values=off"
             )
         if not anyway and "emulated" in meter.name and computes_values():
             return (

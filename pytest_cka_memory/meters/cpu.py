@@ -114,9 +114,9 @@ class BlockMeter(Meter):
         """Raise an error if allocations are no longer counted, because every limit would pass."""
         if not is_counted:
             raise DeviceError(
-                "cpu can no longer be measured: something, perhaps a memory profiler, has replaced "
-                "the functions by which torch allocates memory; run without it, or set "
-                "CKA_MEMORY_NATIVE=0 to count tensors instead"
+                "cpu can no longer be measured: something, perhaps a memory profiler, has "
+                "replaced the functions by which torch allocates memory; run without that "
+                "tool, or set CKA_MEMORY_NATIVE=0 to count tensors instead"
             )
 
     def _add_live(self) -> None:

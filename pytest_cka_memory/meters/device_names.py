@@ -64,7 +64,7 @@ def parse(name: str) -> Specification:
         else:
             raise DeviceError(
                 f"unknown setting {setting!r} of the device {name!r}; write values=off, "
-                f"events=late, or devices= and auto or a number from 1 to {MOST_DEVICES}"
+                f"events=late, devices=auto or devices=N, with N from 1 to {MOST_DEVICES}"
             )
     card = device[len(EMULATED) + 1 :] or DEFAULT_CARD
     if card not in CARDS:

@@ -246,8 +246,9 @@ class StorageMeter(Meter):
         "the peak counts tensors, not temporaries inside one operator (a lower bound)",
         "memory of DataLoader workers and temporaries of compiled code are not counted",
         "memory that several storages share (NumPy, DLPack) counts once for each of them",
-        "lower bounds: memory that other threads allocate, mapped files, and batches that workers "
-        "of a DataLoader have sent and no operator has used yet",
+        "figures are lower bounds for memory that other threads allocate, for mapped "
+        "files, and for batches that DataLoader workers have sent but no operator has used "
+        "yet",
     )
 
     def __init__(self, reason: str = "chosen by hand", device: torch.device = _CPU) -> None:

@@ -109,7 +109,7 @@ graph_task_id: Callable[[], int] = _found(
 sequence_number: Callable[[], int] = _found(
     "torch.autograd._get_sequence_nr",
     lambda: 0,
-    "graphs of which only nodes grow are not named",
+    "growing autograd graphs that keep no tensors are not named",
 )
 """Returns the number that autograd gives to the next node of this thread."""
 

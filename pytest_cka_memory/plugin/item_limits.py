@@ -249,7 +249,7 @@ def _relations(test: _MarkedTest, mark: pytest.Mark, tolerance: "Tolerance") -> 
         if other is None:
             argument, value = next(it for it in arguments.items() if relation.other in str(it[1]))
             raise LimitError(
-                f"{argument}={value!r}: no test of this function was collected that has the "
+                f"{argument}={value!r}: no collected test of this function has the "
                 f"parameter {relation.other!r} and otherwise the same parameters; write the "
                 "id of a parameter, and select both tests"
             )

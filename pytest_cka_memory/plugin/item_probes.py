@@ -169,14 +169,14 @@ _FOLDER = "cka-memory-snapshots"
 _COMMANDS = "python -m pytest_cka_memory snapshot {0}\npython -m pytest_cka_memory replay {0}"
 _OPTION = "--cka-memory-snapshots=FOLDER"
 _HOW_TO_RECORD = (
-    "to see what each line had, and which setting of the allocator would have fitted: run pytest "
-    f"with {_OPTION}, then\n" + _COMMANDS.format("FILE")
+    "to see how much memory each line had, and which setting of the allocator would have "
+    f"fitted, run pytest with {_OPTION}, then\n" + _COMMANDS.format("FILE")
 )
 _LIVE = (
-    "{0}: what was live when memory was refused\nwhat came before was not recorded, by which "
-    f"replay tries settings of the allocator: run pytest with {_OPTION}\n"
+    "{0}: the memory that was live when an allocation was refused\nearlier events were "
+    f"not recorded; to let replay try settings of the allocator, run pytest with {_OPTION}\n"
 )
-_RECORDED = "{0}: what the program has recorded until memory was refused\n"
+_RECORDED = "{0}: what the program recorded before an allocation was refused\n"
 _NONE = "no memory snapshot: "
 
 

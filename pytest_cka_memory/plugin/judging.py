@@ -138,8 +138,8 @@ class ItemJudge:
             reason = _unseen_reason(self._item)
             fail(
                 f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "
-                f"{reason[0].upper()}{reason[1:]}; write it as a plain or async test function, or "
-                "remove the marker",
+                f"{reason[0].upper()}{reason[1:]}; write the test as a plain or async "
+                "function, or remove the marker",
             )
 
     def take_payload(self, report: pytest.TestReport) -> Payload | None:
@@ -376,9 +376,9 @@ def _rejudged(
     kept = [limit for limit in result.limits if limit not in known]
     new = [limit for limit in broken if limit.text in kept]
     message = (
-        f"cannot be judged because {nothing} during the test (a forgotten .to(device)?): create "
-        "models and data on cka_memory.device, or, if the test is not meant to use it, add "
-        f"@pytest.mark.{NO_ALLOCATIONS}"
+        f"cannot be judged because {nothing} during the test (a forgotten .to(device)?): "
+        "create models and data on cka_memory.device, or, if the test is not meant to use "
+        f"this device, add @pytest.mark.{NO_ALLOCATIONS}"
     )
     breaches = [
         Breach(", ".join(texts), 0, None, message, "peak_increase_bytes", warns)

@@ -61,7 +61,10 @@ _VALUED = (
     (
         "also",
         "NAMES",
-        "measure in addition, for every region: one or several of cycles,process,driver",
+        (
+            "also measure in every region: cycles, process, driver or pools; write several as "
+            "cycles,process"
+        ),
     ),
     (
         "rank-timeout",
@@ -78,8 +81,8 @@ _TIMELINE = (
     "whose name contains or matches PATTERN"
 )
 _EXPLAIN = (
-    "in every region, not only if a limit broke, find the references to retained memory and the "
-    "kinds of memory that were live at the peak"
+    "find the references to retained memory, and the kinds of memory that were live at the "
+    "peak, in every region and not only if a limit broke"
 )
 _GRAPH = "; with =graph, the page of --cka-memory-html has a picture of these references"
 narrowed_key = pytest.StashKey[bool]()

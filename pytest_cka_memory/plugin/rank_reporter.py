@@ -295,11 +295,12 @@ class RankReporter(Reporter):
         last = f"; the last test that it began is {test}" if test else ""
         if seconds < self.settings.rank_timeout_s:
             return (
-                f"{waited} after this rank had failed or was stopped: it has ended, or waits{last}"
+                f"{waited}, after this rank had failed or was stopped; the other rank has "
+                f"ended, or waits{last}"
             )
         return (
-            f"{waited}: it has ended or hangs; if its tests take longer, give a longer "
-            f"--cka-memory-rank-timeout{last}"
+            f"{waited}, so the rank has ended or hangs; if its tests take longer, give a "
+            f"longer --cka-memory-rank-timeout{last}"
         )
 
     def _lines(self, width: int) -> Iterator[Line]:

@@ -380,8 +380,9 @@ class Reporter:
         if self._ran and measured < wanted:
             self._fail(
                 session,
-                f"{counted(measured, 'region')} measured, --cka-memory-min-regions={wanted}: look "
-                "for skipped or deselected tests, or lower the minimum",
+                f"{counted(measured, 'region')} measured, but "
+                f"--cka-memory-min-regions={wanted}; look for skipped or deselected tests, "
+                "or lower the minimum",
             )
 
         # What a class or module breaks fails the teardown of its last test.

@@ -174,8 +174,8 @@ def _condition(trial: Trial, budget_bytes: int) -> Iterator[str]:
     reserved_bytes = None if trial.figures is None else trial.figures.reserved_bytes
     if reserved_bytes is not None and reserved_bytes > budget_bytes:
         yield (
-            f"  if the allocator can release enough of {format_with_unit(reserved_bytes)}, which "
-            f"it reserved here, where more was free"
+            "  if the allocator can release enough memory: it reserved "
+            f"{format_with_unit(reserved_bytes)} here, because more memory was free"
         )
 
 

@@ -149,8 +149,9 @@ _SIZES = {"Old": "", "New": "", "Change": ""}
 _FIGURES = {"Region": "name", "Figure": "word", **_SIZES, "Verdict": "word"}
 _AT_PEAK = {"Line and module": "name", "Kind": "word", **_SIZES}
 _NOT_KNOWN = (
-    "<p class='legend'>Not known for {:,} of {}: reports list what was live at the peak for broken "
-    "peak limits only; for every region if pytest ran with <code>--cka-memory-explain</code>.</p>"
+    "<p class='legend'>Not known for {:,} of {}: a report lists what was live at the peak "
+    "only for broken peak limits. To list it for every region, run pytest with "
+    "<code>--cka-memory-explain</code>.</p>"
 )
 _LEGEND = (
     "<p class='legend'>Sizes are in MB (2**20 bytes) unless a unit is given. Lines are those of "

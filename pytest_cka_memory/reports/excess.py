@@ -30,8 +30,8 @@ _LEAST_SHARE = 0.01
 _MOSTLY = 0.9
 """Of the highest reserve. What is explained at less says little about it."""
 UNSEEN = (
-    "it was released before it could be explained: call region.batch_done() while it is high, "
-    "to explain it at that moment"
+    "call region.batch_done() while the reserve is high, so that it can be explained at "
+    "that moment; this time it was released before"
 )
 """The advice if the reserve was only explained when most of it had been released."""
 

@@ -346,8 +346,8 @@ def _advice(breach: Breach, record: RegionRecord) -> str:
     kept_bytes = min(record.retained_bytes, part_bytes)
     kept = f", of which {format_with_unit(kept_bytes)} are retained" if kept_bytes else ""
     main = FIGURES["retained_bytes"] if 2 * kept_bytes > part_bytes else cause
-    rise = f"it rose with the {cause.noun}, {format_with_unit(part_bytes)}{kept}"
-    return f"{rise}: {main.advice}"
+    rise = f"the figure rose with the {cause.noun}, {format_with_unit(part_bytes)}{kept}"
+    return f"{main.advice}; {rise}"
 
 
 def holdings_of(breach: Breach, record: RegionRecord) -> tuple[Holding, ...]:

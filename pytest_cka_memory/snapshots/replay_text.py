@@ -157,14 +157,16 @@ def _exactness(trials: Trials) -> Iterator[str]:
 def _cause(trials: Trials, exact: Exactness) -> Iterator[str]:
     """Yield a line on what may make a replay differ from its recording, if something is known."""
     if any(site.flags & unpickling.IN_TORCH_NPU for site in trials.snapshot.sites):
-        yield "cause: torch_npu has recorded it on an Ascend NPU; its allocator is another one"
+        yield (
+            "cause: torch_npu wrote the recording on an Ascend NPU, which has a different allocator"
+        )
         return
     if exact.wrong_segments or exact.start_difference_bytes:
         return
     if exact.ignored_addresses:
         yield (
-            f"likely cause: torch {_torch()} takes, of free blocks of one size, the oldest; "
-            "versions before 2.12 take that at the lowest address"
+            f"likely cause: among free blocks of one size, torch {_torch()} takes the "
+            "oldest; versions before 2.12 take the one at the lowest address"
         )
 
 

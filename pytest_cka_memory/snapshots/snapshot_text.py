@@ -21,7 +21,7 @@ _MOST_DIFFERENCES = 15
 _MOST_ROWS = 64
 RECORD = 'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")'
 """The line that records."""
-_OLDER = "memory that is older than the test, whose lines are not known"
+_OLDER = "memory from before the test, of which the lines are not known"
 _LEAST_KEPT = 0.02
 """A share of the reserve: what keeps less from being released is not worth a line."""
 
@@ -92,7 +92,10 @@ def _device(read: Read, analysis: Analysis) -> Iterator[str]:
         yield f"highest in use    {_moment(analysis.peak, 'reserved')}"
         yield f"highest reserved  {_moment(analysis.reserved_peak, 'in use')}"
     else:
-        yield "it has no events, only what was there at its end: record them before, with"
+        yield (
+            "the file has no events, only the memory at its end; to record events, write at "
+            "the program's start"
+        )
         yield f"  {RECORD}"
     live = analysis.live(analysis.peak)
     if device.actions:

@@ -379,8 +379,8 @@ class BaselineOutput:
         if self.plan.pruning:
             head = (
                 f"{regions} not removed from {self.plan.path}, because this session did not "
-                "collect everything beside them; run it without paths, names of tests and "
-                "--last-failed:"
+                "collect all tests beside them; to remove them, run it without paths, "
+                "names of tests and --last-failed:"
             )
         else:
             head = (

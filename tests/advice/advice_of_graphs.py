@@ -14,13 +14,13 @@ def weight_on(device):
 
 
 LOSSES = (
-    "add loss.item() to it instead of the loss; if backward() is called on the sum, call it on the "
-    "loss of each batch instead"
+    "add loss.item() to the sum instead of the loss; if backward() is called on the sum, "
+    "call it on the loss of each batch instead"
 )
 SUM_OF_LOSSES = (
-    "the autograd graph of `total` reaches back through several batches, because each of them "
-    "computes it from its last value by `total + weight.exp().sum()` at advice_of_graphs.py:N: "
-    f"{LOSSES}"
+    "the autograd graph of `total` reaches back through several batches, because each "
+    "batch computes it from its last value by `total + weight.exp().sum()` at "
+    f"advice_of_graphs.py:N; {LOSSES}"
 )
 
 
@@ -60,9 +60,9 @@ def backward_on_each_loss(cka_memory):
 
 
 @advice(
-    "the autograd graph of `total` reaches back through several batches, because each of them "
-    "computes it from its last value by `total + weight.sum().exp()` at advice_of_graphs.py:N: "
-    "add loss.item() to it instead of the loss",
+    "the autograd graph of `total` reaches back through several batches, because each "
+    "batch computes it from its last value by `total + weight.sum().exp()` at "
+    "advice_of_graphs.py:N; add loss.item() to the sum instead of the loss",
     limit=FLAT,
 )
 def sum_of_losses_that_save_numbers(cka_memory):
@@ -83,7 +83,7 @@ def sum_of_numbers_of_losses(cka_memory):
 @advice(
     "C or C++ code, such as a running sum(), references a tensor, made by `sum(weight.exp().sum() "
     "for _ in region.batches(range(8)))` at advice_of_graphs.py:N, whose autograd graph reaches "
-    f"back through several batches: {LOSSES}",
+    f"back through several batches; {LOSSES}",
     limit=FLAT,
     skip=NATIVE,
 )
@@ -115,7 +115,7 @@ def running_sum_after_backward(cka_memory):
 @advice(
     "C or C++ code, such as a running sum(), references a tensor, made by `hidden * "
     "weight` at advice_of_graphs.py:N, whose autograd graph reaches back through several "
-    "batches: compute it from a detach() of its last value, or in torch.no_grad()",
+    "batches; compute it from a detach() of its last value, or in torch.no_grad()",
     limit=FLAT,
     skip=NATIVE,
 )
@@ -143,9 +143,10 @@ def reduced_state_without_a_graph(cka_memory):
 
 
 @advice(
-    "the autograd graph of `hidden` reaches back through several batches, because each of them "
-    "computes it from its last value by `(hidden * weight).tanh()` at advice_of_graphs.py:N: "
-    "detach it in each batch, as in `hidden = hidden.detach()`, or compute it in torch.no_grad()",
+    "the autograd graph of `hidden` reaches back through several batches, because each "
+    "batch computes it from its last value by `(hidden * weight).tanh()` at "
+    "advice_of_graphs.py:N; detach it in each batch, as in `hidden = hidden.detach()`, or "
+    "compute it in torch.no_grad()",
     limit=FLAT,
 )
 def hidden_state(cka_memory):
@@ -174,9 +175,10 @@ def hidden_state_without_a_graph(cka_memory):
 
 
 @advice(
-    "a gradient whose graph uses the parameter and the parameter keep each other alive, as after "
-    "backward(create_graph=True): set .grad to None after its last use (zero_grad() does), or use "
-    "torch.autograd.grad(..., create_graph=True), which sets no .grad",
+    "set .grad to None after its last use (zero_grad() does so), or use "
+    "torch.autograd.grad(..., create_graph=True), which sets no .grad; after "
+    "backward(create_graph=True), a parameter and its gradient, whose graph uses the "
+    "parameter, keep each other alive",
     skip=NATIVE,
 )
 def gradient_with_a_graph(cka_memory):
@@ -204,8 +206,8 @@ def gradient_with_a_graph_that_sets_no_grad(cka_memory):
 
 
 @advice(
-    "a hook of saved_tensors_hooks keeps the saved tensor itself, which references the graph that "
-    "it is saved in: let the pack hook return x.detach() or x.clone()",
+    "let the pack hook of saved_tensors_hooks return x.detach() or x.clone(); the saved "
+    "tensor itself references the graph that it is saved in",
     skip=NATIVE,
 )
 def hooks_that_pack_the_tensor(cka_memory):
@@ -254,8 +256,8 @@ class SavesOutput(torch.autograd.Function):
 
 
 @advice(
-    "an autograd Function saves a view of its own output, which references the graph that it is "
-    "saved in: save the output itself, and make the view in backward()",
+    "save the output itself in the autograd Function, and make the view in backward(); a "
+    "view of the output references the graph that it is saved in",
     skip=NATIVE,
 )
 def saved_view(cka_memory):
@@ -297,8 +299,8 @@ class SavesExp(torch.autograd.Function):
 
 
 @advice(
-    "an autograd Function keeps its own output in its context: use ctx.save_for_backward(output) "
-    "instead of an attribute",
+    "use ctx.save_for_backward(output) instead of an attribute of ctx; as an attribute, "
+    "the output keeps the graph alive that keeps ctx",
     skip=NATIVE,
 )
 def output_in_a_context(cka_memory):
@@ -313,8 +315,9 @@ def output_saved_for_backward(cka_memory):
 
 
 @advice(
-    "a hook references a tensor that references the hook's own graph: remove it with "
-    "handle.remove(), or let it use only its arguments, or a weakref.ref to the tensor",
+    "remove the hook with handle.remove(), or let it use only its arguments, or a "
+    "weakref.ref to the tensor; the hook references a tensor that references the hook's "
+    "own graph",
     skip=NATIVE,
 )
 def hook_of_its_own_tensor(cka_memory):
@@ -351,8 +354,9 @@ def hook_with_a_weak_reference(cka_memory):
 
 
 @advice(
-    "a parameter keeps the node that accumulates its gradient, and the node keeps the parameter: "
-    "keep the node elsewhere, or delete it with the last use of the parameter",
+    "do not store the node that accumulates a gradient in the parameter itself, or delete "
+    "it after the last use of the parameter; the parameter and the node keep each other "
+    "alive",
     skip=NATIVE,
 )
 def node_of_a_parameter(cka_memory):
@@ -379,8 +383,8 @@ def node_deleted_with_its_parameter(cka_memory):
 
 
 @advice(
-    "an object keeps a tensor whose graph references the object again: keep its detach() instead, "
-    "or delete the attribute after its last use",
+    "keep the tensor's detach() in the object instead, or delete the attribute after its "
+    "last use; the graph of the tensor references the object that keeps the tensor",
     skip=NATIVE,
 )
 def gradient_as_an_attribute(cka_memory):
@@ -410,8 +414,8 @@ def gradient_as_a_deleted_attribute(cka_memory):
 
 
 @advice(
-    "no collection can free it, because the loop goes through C++: delete one of its references "
-    "when it is not needed any more, or make it weak with weakref.ref",
+    "delete one reference of the loop when it is not needed any more, or make it weak with "
+    "weakref.ref; the garbage collector cannot free the loop, because it goes through C++",
     skip=NATIVE,
 )
 def view_as_an_attribute(cka_memory):
@@ -446,8 +450,9 @@ def one_rank():
 
 
 @advice(
-    "a module keeps a view of FSDP's flat parameter, and the graph of the view keeps the flat "
-    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters",
+    "use fully_shard() instead of FSDP; a module keeps a view of FSDP's flat parameter, "
+    "the graph of the view keeps the flat parameter, and the flat parameter keeps its "
+    "modules",
     devices=(CPU,),
     skip=NATIVE or needs_torch(2, 12),
 )

@@ -14,7 +14,7 @@ def weight_on(device):
     return nn.Parameter(torch.ones(1000, device=device))
 
 
-@advice("attached to its autograd graph: keep loss.item() instead", limit=FLAT)
+@advice("keep loss.item() instead of the tensor, which keeps its autograd graph alive", limit=FLAT)
 def losses(cka_memory):
     weight = weight_on(cka_memory.device)
     with cka_memory.measure() as region:
@@ -33,7 +33,8 @@ def losses_as_numbers(cka_memory):
 
 
 @advice(
-    "attached to its autograd graph, and it uses only part of its storage: keep loss.item() instead"
+    "keep loss.item() instead of the tensor, which keeps its autograd graph alive and uses "
+    "only part of its storage"
 )
 def loss_in_a_larger_storage(cka_memory):
     weight, target = weight_on(cka_memory.device), torch.ones(1000, device=cka_memory.device)
@@ -49,8 +50,8 @@ def number_in_a_larger_storage(cka_memory):
 
 
 @advice(
-    "kept by the autograd graph of a tensor: keep that tensor's detach() instead, which keeps only "
-    "its own storage, or a number computed from it, such as its mean().item()",
+    "the autograd graph of another tensor keeps this one; keep the other tensor's detach() "
+    "instead, which has no graph, or a number computed from it, such as its mean().item()",
     limit=pytest.mark.max_retained_mb("4100 B"),
 )
 def output_with_its_graph(cka_memory):
@@ -80,8 +81,8 @@ def output_as_a_number(cka_memory):
 
 
 @advice(
-    "kept by the autograd graph of a tensor: keep that tensor's detach() instead, which keeps only "
-    "its own storage, or a number computed from it, such as its mean().item()"
+    "the autograd graph of another tensor keeps this one; keep the other tensor's detach() "
+    "instead, which has no graph, or a number computed from it, such as its mean().item()"
 )
 def output_with_its_input(cka_memory):
     layer = nn.Linear(64, 64, device=cka_memory.device).requires_grad_(False)
@@ -105,8 +106,8 @@ def output_with_its_input_as_a_number(cka_memory):
 
 
 @advice(
-    "attached to its autograd graph, and it uses only part of its storage: keep detach().clone() "
-    "of it instead",
+    "keep detach().clone() instead of the tensor, which keeps its autograd graph alive and "
+    "uses only part of its storage",
     limit=pytest.mark.max_retained_mb("512 B"),
 )
 def part_of_an_output(cka_memory):
@@ -123,8 +124,8 @@ def part_of_an_output_cloned(cka_memory):
 
 
 @advice(
-    "kept by a node of an autograd graph (a grad_fn, or the ctx of a Function): keep what you need "
-    "of the node, such as its name(), instead of the node",
+    "keep what you need of the autograd node, such as its name(), instead of the node (a "
+    "grad_fn, or the ctx of a Function), which keeps tensors alive",
 )
 def node_of_a_graph(cka_memory):
     weight = weight_on(cka_memory.device)
@@ -140,8 +141,8 @@ def name_of_a_node(cka_memory):
 
 
 @advice(
-    "a log record keeps its arguments alive as long as a handler keeps the record, and pytest's "
-    "handlers keep it until the test ends: log a number or a string, such as loss.item() or f'{x}'"
+    "log a number or a string, such as loss.item() or f'{x}'; a log record keeps its "
+    "arguments alive, and pytest's handlers keep each record until the test ends"
 )
 def logged_tensor(cka_memory):
     with cka_memory.measure():
@@ -167,8 +168,8 @@ def logged_text(cka_memory):
 
 
 @advice(
-    "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
-    "of some losses do: keep a clone() of it instead",
+    "keep a clone() instead of the tensor, which uses only part of its storage but keeps "
+    "all of it alive, as views and the results of some losses do",
     limit=pytest.mark.max_retained_mb("512 B"),
 )
 def view(cka_memory):
@@ -218,7 +219,10 @@ def masking(device):
     return lambda module, inputs, output: output * mask
 
 
-@advice("a hook was never removed: keep its handle and call handle.remove()")
+@advice(
+    "a hook was never removed; keep the handle that its registration returns, and call "
+    "handle.remove()"
+)
 def hook(cka_memory):
     model = nn.Linear(5, 50).to(cka_memory.device)
     with cka_memory.measure():
@@ -240,8 +244,8 @@ def cached_ones(device):
 
 
 CACHE = (
-    "a cache keeps arguments (such as `self`) and results alive: call cache_clear(), or cache a "
-    "function that neither takes nor returns tensors or modules"
+    "call cache_clear(), or do not cache a function that takes or returns tensors or "
+    "modules; a cache keeps arguments (such as `self`) and results alive"
 )
 
 
@@ -320,7 +324,9 @@ def rows_on(device):
     yield x.mean().item()
 
 
-@advice("a suspended generator keeps its local variables alive: exhaust it, or close() it")
+@advice(
+    "exhaust the suspended generator, or close() it; until then it keeps its local variables alive"
+)
 def generator(cka_memory):
     with cka_memory.measure():
         KEEP.append(rows_on(cka_memory.device))
@@ -359,7 +365,9 @@ async def awaited(coroutine):
     return await coroutine
 
 
-@advice("a suspended coroutine keeps its local variables alive: await it, or close() it")
+@advice(
+    "await the suspended coroutine, or close() it; until then it keeps its local variables alive"
+)
 def coroutine(cka_memory):
     with cka_memory.measure():
         KEEP.append(computed_on(cka_memory.device))
@@ -394,7 +402,9 @@ def run(awaitable):
         awaitable.send(None)
 
 
-@advice("a suspended generator keeps its local variables alive: exhaust it, or aclose() it")
+@advice(
+    "exhaust the suspended generator, or aclose() it; until then it keeps its local variables alive"
+)
 def async_generator(cka_memory):
     with cka_memory.measure():
         KEEP.append(async_rows_on(cka_memory.device))
@@ -418,8 +428,8 @@ def async_generator_closed(cka_memory):
 
 
 @advice(
-    "the gradient of a parameter stays allocated until it is set to None: call zero_grad() of its "
-    "optimizer or module, or set .grad = None"
+    "call zero_grad() of the optimizer or module, or set .grad = None; until then the "
+    "gradient of a parameter stays allocated"
 )
 def gradients(cka_memory):
     model = nn.Linear(5, 50, bias=False).to(cka_memory.device)
@@ -457,9 +467,9 @@ def gradients_set_to_none(cka_memory):
 
 
 @advice(
-    "the gradient of a tensor that is not a parameter, so zero_grad() of a module leaves it: set "
-    "`inputs.grad = None` after its last use, or compute it with torch.autograd.grad(), which "
-    "sets no .grad, or do not keep the tensor"
+    "set `inputs.grad = None` after its last use, or compute the gradient with "
+    "torch.autograd.grad(), which sets no .grad, or do not keep the tensor; zero_grad() "
+    "frees only gradients of parameters, and this tensor is not a parameter"
 )
 def gradient_of_an_input(cka_memory):
     inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
@@ -497,8 +507,8 @@ def optimizer_on(device):
 
 
 @advice(
-    "an optimizer allocates its state in its first step: take one before measuring, or delete the "
-    "optimizer in the measured block if it is made there"
+    "take one step of the optimizer before measuring, because it allocates its state in "
+    "its first step; if the measured block makes the optimizer, delete it there"
 )
 def first_step(cka_memory):
     optimizer = optimizer_on(cka_memory.device)
@@ -525,8 +535,8 @@ def step_of_an_optimizer_that_the_block_deletes(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps old optimizers, each with its state and gradients: remove them from "
-    "it",
+    "`advice_table.KEEP` keeps old optimizers, each with its state and gradients; remove "
+    "them from there",
     limit=FLAT,
 )
 def old_optimizers(cka_memory):
@@ -548,9 +558,9 @@ def old_optimizers_removed(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps 2 optimizers: if the measured block makes them, remove them from "
-    "it; otherwise take a step before measuring, because an optimizer allocates its state in its "
-    "first step"
+    "`advice_table.KEEP` keeps 2 optimizers; if the measured block makes them, remove them "
+    "from there; otherwise take a step before measuring, because an optimizer allocates "
+    "its state in its first step"
 )
 def optimizers(cka_memory):
     KEEP.extend((optimizer_on(cka_memory.device), optimizer_on(cka_memory.device)))
@@ -580,7 +590,7 @@ def optimizers_that_have_stepped(cka_memory):
             optimizer.step()
 
 
-@advice("`advice_table.KEEP` keeps more in every batch: empty it, or bound its length", limit=FLAT)
+@advice("`advice_table.KEEP` keeps more in every batch; empty it, or bound its length", limit=FLAT)
 def outputs(cka_memory):
     with cka_memory.measure() as region:
         for _ in region.batches(range(8)):
@@ -604,9 +614,10 @@ def outputs_bounded(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each is kept by "
-    "the autograd graph of a tensor: keeping that tensor's detach() frees only the graph; keeping "
-    "a number computed from it, such as its mean().item(), frees both",
+    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; the "
+    "autograd graph of another tensor keeps each of them; keeping that tensor's detach() "
+    "instead frees only the graph; keeping a number computed from it, such as its "
+    "mean().item(), frees both",
     limit=FLAT,
 )
 def outputs_with_graphs(cka_memory):
@@ -643,9 +654,9 @@ def outputs_as_numbers(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each is "
-    "attached to its autograd graph, and it uses only part of its storage: keeping "
-    "detach().clone() of it frees only the graph and the rest of the storage",
+    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; each "
+    "keeps its autograd graph alive and uses only part of its storage; keeping "
+    "detach().clone() instead frees only the graph and the rest of the storage",
     limit=FLAT,
 )
 def parts_of_outputs(cka_memory):
@@ -674,9 +685,9 @@ def parts_of_outputs_bounded(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each uses only "
-    "part of its storage and keeps all of it alive, as views and the results of some losses do: "
-    "keeping a clone() of it frees only the rest of the storage",
+    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; each "
+    "uses only part of its storage but keeps all of it alive, as views and the results of "
+    "some losses do; keeping a clone() instead frees only the rest of the storage",
     limit=FLAT,
 )
 def views(cka_memory):
@@ -702,9 +713,9 @@ def views_bounded(cka_memory):
 
 
 @advice(
-    "remove each from what holds it; each uses only part of its storage and keeps all of it "
-    "alive, as views and the results of some losses do: keeping a clone() of it frees only the "
-    "rest of the storage",
+    "remove each from what holds it; each uses only part of its storage but keeps all of "
+    "it alive, as views and the results of some losses do; keeping a clone() instead frees "
+    "only the rest of the storage",
     limit=FLAT,
 )
 def linked_views(cka_memory):
@@ -724,9 +735,9 @@ def linked_views_removed(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each is kept by "
-    "a node of an autograd graph (a grad_fn, or the ctx of a Function): keep what you need of the "
-    "node, such as its name(), instead of the node",
+    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; keep "
+    "what you need of the autograd node, such as its name(), instead of the node (a "
+    "grad_fn, or the ctx of a Function), which keeps tensors alive",
     limit=FLAT,
 )
 def nodes_of_graphs(cka_memory):
@@ -770,7 +781,9 @@ class Attention(nn.Module):
         self.keys = []
 
 
-@advice("`advice_table.KEEP[0].keys` keeps 3 of them: empty it in the block")
+@advice(
+    "`advice_table.KEEP[0].keys` has 3 entries that keep these tensors alive; empty it in the block"
+)
 def several(cka_memory):
     KEEP.append(Attention())
     with cka_memory.measure():
@@ -791,7 +804,10 @@ def check(x):
     raise ValueError("odd")
 
 
-@advice("a stored exception keeps its frames alive: store its text instead")
+@advice(
+    "store the text of the exception instead of the exception, which keeps its frames and "
+    "their variables alive"
+)
 def exception(cka_memory):
     with cka_memory.measure():
         try:
@@ -810,8 +826,8 @@ def text_of_an_exception(cka_memory):
 
 
 @advice(
-    "`x` is a local variable of local_tensor: `del x` in the block, or move the body of the block "
-    "into a function"
+    "`x` is a local variable of local_tensor; write `del x` in the block, or move the body "
+    "of the block into a function"
 )
 def local_tensor(cka_memory):
     with cka_memory.measure():
@@ -839,8 +855,8 @@ def local_tensor_of_a_function(cka_memory):
 
 
 @advice(
-    "`batch` is a local variable of local_object: if the measured block makes it, `del batch` "
-    "there; otherwise do not keep the tensor in it"
+    "`batch` is a local variable of local_object; if the measured block makes it, write "
+    "`del batch` there; otherwise do not keep the tensor in it"
 )
 def local_object(cka_memory):
     batch = {}
@@ -865,7 +881,7 @@ def local_object_without_the_tensor(cka_memory):
 
 
 @advice(
-    "each batch replaces `seen` by a larger one: limit its length, or empty it between batches",
+    "each batch replaces `seen` by a larger one; limit its length, or empty it between batches",
     limit=FLAT,
 )
 def concatenated(cka_memory):

@@ -17,15 +17,15 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
 FIND_OUT = (
-    "to find out which, put cka_memory.measure() around a half of the block, then around a half of "
-    "that: the line after which it is retained uses the owner"
+    "to find the owner, put cka_memory.measure() around one half of the block, then around "
+    "one half of that, until one line is left: this line uses the owner"
 )
 OF_A_GRAPH = "an autograd graph of which no Python object has the result"
 if not torch_private.SHOWS_SAVED:
     OF_A_GRAPH += ", or a hook of saved_tensors_hooks that returns the tensor itself"
 CUBLAS = (
-    "a workspace of cuBLAS is kept for the next matrix product: "
-    "torch._C._cuda_clearCublasWorkspaces() frees it; "
+    "if it is a workspace of cuBLAS, which is kept for the next matrix product, call "
+    "torch._C._cuda_clearCublasWorkspaces(); "
     if KEEPS_WORKSPACES
     else ""
 )
@@ -40,8 +40,9 @@ def scaled(x):
 
 
 @advice(
-    "torch.jit keeps code that it has optimized, with its constants, as long as the function: "
-    "delete the function, or call its _debug_flush_compilation_cache()",
+    "delete the function that torch.jit has compiled, or call its "
+    "_debug_flush_compilation_cache(); until then torch.jit keeps the optimized code with "
+    "its constants",
     devices=(CPU,),
 )
 def optimized_script(cka_memory):
@@ -81,8 +82,8 @@ def saved_module():
 
 
 @advice(
-    "a module of TorchScript keeps the debug information of the file that torch.jit.load has read: "
-    "it is freed with the module",
+    "delete the module of TorchScript; it keeps the debug information of the file that "
+    "torch.jit.load has read",
     devices=(CPU,),
     skip=NATIVE,
 )
@@ -118,8 +119,8 @@ QUANTIZES = "" if "fbgemm" in torch.backends.quantized.supported_engines else "r
 
 
 @advice(
-    "a quantized module keeps its weight and bias packed in C++, in its attribute _packed_params: "
-    "delete the module, and each container or hook that references it",
+    "delete the quantized module, and each container or hook that references it; it keeps "
+    "its weight and bias packed in C++, in its attribute _packed_params",
     devices=(CPU,),
     skip=QUANTIZES,
 )
@@ -136,9 +137,9 @@ def quantized_module_deleted(cka_memory):
 
 
 @advice(
-    f"no Python holder found: C++ code holds it; this may be {OF_A_GRAPH}, or the packed "
-    "parameters of a quantized module (its attribute _packed_params; they are freed with the "
-    f"module); {FIND_OUT}",
+    f"no Python holder found, so C++ code holds it; this may be {OF_A_GRAPH}, or the packed "
+    "parameters of a quantized module (its attribute _packed_params; they are freed with "
+    f"the module); {FIND_OUT}",
     devices=(CPU,),
     skip=NATIVE or QUANTIZES,
     is_command=True,
@@ -163,9 +164,9 @@ def train(model):
 
 
 @advice(
-    "no Python holder found: DistributedDataParallel reduces gradients in buckets; they are freed "
-    "with the model: delete it, and its optimizer and hooks, or let the gradients be in them with "
-    "gradient_as_bucket_view=True",
+    "no Python holder found; DistributedDataParallel reduces gradients in buckets, and "
+    "they are freed with the model; delete the model, its optimizer and its hooks, or let "
+    "the gradients be in the buckets with gradient_as_bucket_view=True",
     devices=(CPU,),
     limit=pytest.mark.max_retained_mb("1400 B"),
     skip=NATIVE,
@@ -224,8 +225,8 @@ def referenced_by_c_code_in_autocast(cka_memory):
 
 
 @advice(
-    f"this may be {OF_A_GRAPH}, or the buckets of DistributedDataParallel (they are freed with the "
-    f"model: delete it, and its optimizer and hooks); {FIND_OUT}",
+    f"this may be {OF_A_GRAPH}, or the buckets of DistributedDataParallel (they are freed "
+    f"with the model; delete the model, its optimizer and its hooks); {FIND_OUT}",
     devices=(CPU,),
     skip=NATIVE,
     is_command=True,
@@ -237,8 +238,8 @@ def referenced_by_c_code_in_a_process_group(cka_memory):
 
 
 @advice(
-    "no Python holder found: autocast caches the weights that it has cast until its block ends; "
-    "measure around the block, or write torch.autocast(..., cache_enabled=False)",
+    "no Python holder found; autocast caches the weights that it has cast until its block "
+    "ends; measure around the block, or write torch.autocast(..., cache_enabled=False)",
     devices=(TENSORS,),
 )
 def cached_by_autocast(cka_memory):
@@ -262,8 +263,8 @@ def not_cached_by_autocast(cka_memory):
 
 
 @advice(
-    "no Python holder found: C++ code holds it; this may be autocast, which caches the weights "
-    "that it has cast until its block ends (measure around the block, or write "
+    "no Python holder found, so C++ code holds it; this may be autocast, which caches the "
+    "weights that it has cast until its block ends (measure around the block, or write "
     f"torch.autocast(..., cache_enabled=False)), or {OF_A_GRAPH}; {FIND_OUT}",
     devices=(CPU,),
     skip=NATIVE,
@@ -289,8 +290,9 @@ def keeping(module, inputs):
 
 
 @advice(
-    "torch.compile keeps compiled code, and what its guards and constants reference, as long as "
-    "the function exists (torch._dynamo.reset() frees it): call the function once before measuring"
+    "call the function once before measuring; as long as the function exists, "
+    "torch.compile keeps its compiled code and what the code's guards and constants "
+    "reference (torch._dynamo.reset() frees them)"
 )
 def compiled(cka_memory):
     x = torch.zeros(1, device=cka_memory.device)
@@ -310,9 +312,9 @@ def compiled_before(cka_memory):
 
 
 @advice(
-    "a hook of an autograd node was never removed: call handle.remove(), or let it use only its "
-    "arguments, because a hook that references the result keeps the graph alive, and the graph "
-    "the hook",
+    "call handle.remove() for the hook of the autograd node, or let the hook use only its "
+    "arguments; a hook that references the result keeps the graph alive, and the graph "
+    "keeps the hook",
     skip=NATIVE,
 )
 def hook_of_a_node(cka_memory):
@@ -350,8 +352,8 @@ class Using:
 
 
 @advice(
-    "C++ code keeps this dict, such as the metadata of an autograd node (grad_fn.metadata): delete "
-    "the entry; an entry that references the result keeps the graph alive",
+    "delete the entry from this dict, which C++ code keeps (such as grad_fn.metadata of an "
+    "autograd node); an entry that references the result keeps the graph alive",
     skip=NATIVE,
 )
 def metadata(cka_memory):
@@ -380,8 +382,8 @@ class Mode(TorchFunctionMode):
 
 
 @advice(
-    "a mode was entered and not left, so torch keeps it: use it in a with statement, or call its "
-    "__exit__(None, None, None)",
+    "use the mode in a with statement, or call its __exit__(None, None, None); it was "
+    "entered and not left, so torch keeps it",
     skip=NATIVE,
 )
 def mode_not_left(cka_memory):
@@ -414,8 +416,9 @@ def mode_left(cka_memory):
 
 
 @advice(
-    "a checkpointed graph keeps the inputs and the random state that its backward pass needs: call "
-    "backward(), delete the result, or do not let the function reference its own result",
+    "call backward(), delete the result, or do not let the function reference its own "
+    "result; until then the checkpointed graph keeps the inputs and the random state that "
+    "its backward pass needs",
     skip=NATIVE,
 )
 def checkpointed(cka_memory):
@@ -462,8 +465,8 @@ class Exp:
 
 
 @advice(
-    "C code keeps this function to call it later: unregister it (atexit.unregister() for a "
-    "callback of atexit), or complete what will call it, such as a Future",
+    "unregister the function (atexit.unregister() for a callback of atexit), or complete "
+    "what will call it, such as a Future; C code keeps the function to call it later",
     skip=NATIVE,
 )
 def called_at_exit(cka_memory):
@@ -495,8 +498,8 @@ def masked(device):
 
 
 @advice(
-    "an autograd graph that C++ code holds references it: delete the result of the graph, or "
-    "compute it in torch.no_grad()",
+    "delete the result of the autograd graph, or compute the result in torch.no_grad(); "
+    "C++ code holds this graph",
     skip=NATIVE,
 )
 def graph_of_c_code(cka_memory):
@@ -524,9 +527,9 @@ def captured(allocate, **options):
 
 
 @advice(
-    "no Python holder found: the pool of the graph captured at advice_of_owners.py:N in captured "
-    "may hold it, as those that torch.compile has captured do until torch.compiler.reset(); "
-    f"{FIND_OUT}",
+    "no Python holder found; the pool of the graph captured at advice_of_owners.py:N in "
+    "captured may hold it; if torch.compile has captured the graph, call "
+    f"torch.compiler.reset(); {FIND_OUT}",
     devices=(CARD,),
     limit=pytest.mark.max_retained_mb(1),
     is_command=True,
@@ -539,9 +542,9 @@ def memory_of_a_graph(cka_memory):
 
 
 @advice(
-    "a private pool keeps what it has reserved until its last graph, or the MemPool, is deleted: "
-    "delete it, capture graphs that never run at once into one pool, or call "
-    "torch.compiler.reset() if torch.compile has captured them",
+    "delete the last graph of the private pool, or the MemPool, which keeps the reserve "
+    "until then; capture graphs that never run at once into one pool; call "
+    "torch.compiler.reset() if torch.compile has captured the graphs",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(30),
 )
@@ -567,10 +570,10 @@ def one_pool_of_graphs(cka_memory):
 
 
 @advice(
-    "no tensor that a Python object references owns these bytes: they may be a library's "
-    f"workspace, or C++ code, such as an autograd graph, may hold them; {CUBLAS}the pool of a CUDA "
-    "graph is freed with the graph (delete it, reset() it, then torch.cuda.empty_cache()); "
-    f"{FIND_OUT}",
+    "no tensor that a Python object references owns this memory; it may be a library's "
+    f"workspace, or C++ code, such as an autograd graph, may hold it; {CUBLAS}if it is the "
+    "pool of a CUDA graph, delete the graph or reset() it, then call "
+    f"torch.cuda.empty_cache(); {FIND_OUT}",
     devices=(CARD,),
     is_command=True,
 )

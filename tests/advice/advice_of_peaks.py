@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MB = 2**20
-SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
+SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 
 
 def network_on(device):
@@ -20,8 +20,8 @@ def network_on(device):
 
 
 @advice(
-    "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
-    "follows, compute it in torch.no_grad()",
+    "if no backward pass follows, compute it in torch.no_grad(); an autograd graph keeps "
+    "it for a backward pass, but no backward pass that frees it was seen",
     limit=pytest.mark.max_peak_mb(1.5),
     skip=NATIVE,
 )
@@ -54,7 +54,9 @@ def training_step(cka_memory):
 
 
 @advice(
-    f"the region allocates most of it: {SEE}", limit=pytest.mark.max_level_mb(1), is_command=True
+    f"{SEE}; the region allocates most of the peak",
+    limit=pytest.mark.max_level_mb(1),
+    is_command=True,
 )
 def level(cka_memory):
     with cka_memory.measure():
@@ -62,8 +64,8 @@ def level(cka_memory):
 
 
 @advice(
-    "most of it was in use before the region: free what earlier code and fixtures left there, or "
-    "use smaller models and data",
+    "free what earlier code and fixtures left in use, or use smaller models and data; most "
+    "of the peak was in use before the region",
     limit=pytest.mark.max_level_mb(100),
 )
 def earlier_memory(cka_memory):
@@ -98,8 +100,9 @@ def failing(x):
 
 
 @advice(
-    "an exception keeps the frames of its traceback alive, and one of them references it: delete "
-    "the variable that holds it, or clear its traceback with error.with_traceback(None)",
+    "delete the variable that holds the exception, or clear its traceback with "
+    "error.with_traceback(None); the traceback keeps frames alive, and one of them "
+    "references the exception",
     limit=pytest.mark.no_cycles,
 )
 def exception_in_a_variable(cka_memory):
@@ -160,8 +163,8 @@ class Step:
 
 
 @advice(
-    "an object references its own bound method: keep weakref.WeakMethod(self.method) instead, or "
-    "look the method up when it is called",
+    "keep weakref.WeakMethod(self.method) instead of the bound method, or look the method "
+    "up when it is called; the object references itself through its bound method",
     limit=pytest.mark.no_cycles,
 )
 def own_method(cka_memory):
@@ -201,8 +204,9 @@ def set_weak_callback(node):
 
 
 @advice(
-    "a function that the object references has the object in its closure: pass it as an argument, "
-    "or reference it with weakref.ref",
+    "pass the object to the function as an argument, or reference the object with "
+    "weakref.ref; now the function has in its closure the object that references the "
+    "function",
     limit=pytest.mark.no_cycles,
 )
 def closure(cka_memory):
@@ -232,7 +236,10 @@ def weak_closure(cka_memory):
 
 
 @advice(
-    "make one of these references weak, with weakref.ref, or delete it when it is not needed",
+    (
+        "make one of these references weak with weakref.ref, or delete it when it is not "
+        "needed any more"
+    ),
     limit=pytest.mark.no_cycles,
 )
 def two_objects(cka_memory):
@@ -263,8 +270,8 @@ def two_objects_of_which_one_is_let_go(cka_memory):
 
 
 @advice(
-    "the collector, or a generator or finalizer in the cycle, has freed them before the cycle "
-    "could be described: to see more, call gc.disable() before the region",
+    "to see the cycle, call gc.disable() before the region; the collector, or a generator "
+    "or finalizer in the cycle, freed it before it could be described",
     limit=pytest.mark.no_cycles,
     is_command=True,
 )
@@ -282,8 +289,8 @@ def in_a_cycle(device):
 
 
 @advice(
-    "gc.collect() in the loop, or breaking the cycle of the objects made at advice_of_peaks.py:N, "
-    "would free it",
+    "to free it, call gc.collect() in the loop, or break the cycle of the objects made at "
+    "advice_of_peaks.py:N",
     limit=pytest.mark.max_peak_mb(4),
     in_message=True,
     skip=NATIVE,
@@ -327,8 +334,8 @@ def python_objects(cka_memory):
 
 
 @advice(
-    "it was used by torch's tensors, which are freed now: max_peak_mb names the lines that "
-    "allocate most",
+    "limit the peak with max_peak_mb, which names the lines that allocate most; torch's "
+    "tensors used this memory, and are freed now",
     devices=(CPU,),
     limit=pytest.mark.max_process_mb(40),
     skip=LINUX or NATIVE,
@@ -379,9 +386,10 @@ def read_by_workers(cka_memory, data, size):
 
 
 @advice(
-    "the workers keep more and more: look in the data set, its transforms and collate_fn for a "
-    "list, dict or cache that grows with each item, and bound its length. With num_workers=0 the "
-    "test measures the same code in this process, in which no_cycles finds reference cycles too",
+    "the workers keep more and more; look in the data set, its transforms and collate_fn "
+    "for a list, dict or cache that grows with each item, and bound its length. With "
+    "num_workers=0 the test measures the same code in this process, in which no_cycles "
+    "finds reference cycles too",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("256 KiB"),
     skip=LINUX or NATIVE,
@@ -396,9 +404,9 @@ def bounded_cache_in_workers(cka_memory):
 
 
 @advice(
-    "the workers grow although they keep nothing: to read a Python object changes its reference "
-    "count, which copies the page of memory that it is in. Keep the data set in an array or tensor "
-    "instead of a list or dict of Python objects",
+    "keep the data set in an array or tensor instead of a list or dict of Python objects. "
+    "The workers grow although they keep nothing, because reading a Python object changes "
+    "its reference count, and this copies the memory page of the object",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("256 KiB"),
     skip=LINUX or NATIVE,
@@ -416,9 +424,9 @@ def array_in_workers(cka_memory):
 
 
 @advice(
-    "the autograd graph of `total` in sum_of_losses_after_backward (advice_of_peaks.py:N) has "
-    "nodes of every batch, which take memory of the host that no tensor has: add loss.item() to it "
-    "instead of the loss",
+    "the autograd graph of `total` in sum_of_losses_after_backward (advice_of_peaks.py:N) "
+    "has nodes of every batch, and these nodes take host memory outside tensors; add "
+    "loss.item() to the sum instead of the loss",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("64 KiB"),
     skip=LINUX or NATIVE,
@@ -449,9 +457,9 @@ STEPS = 200
 
 
 @advice(
-    "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) has nodes of every "
-    "batch, which take memory of the host that no tensor has: compute it from a detach() of its "
-    "last value, or in torch.no_grad()",
+    "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) has nodes of "
+    "every batch, and these nodes take host memory outside tensors; compute it from a "
+    "detach() of its last value, or in torch.no_grad()",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("64 KiB"),
     skip=LINUX or NATIVE,

@@ -33,8 +33,8 @@ def joined(cka_memory):
 
 
 @advice(
-    "free blocks of max_split_size_mb and more serve only requests of that size: leave that "
-    "setting out of PYTORCH_ALLOC_CONF, or make it larger",
+    "leave max_split_size_mb out of PYTORCH_ALLOC_CONF, or make it larger; free blocks of "
+    "at least that size serve only requests of at least that size",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(300),
 )
@@ -56,8 +56,8 @@ def with_a_larger_split_limit(cka_memory):
 
 
 @advice(
-    "what is free for one stream serves no other: allocate on one stream, or call "
-    "torch.cuda.empty_cache() after the work of the other",
+    "allocate on one stream, or call torch.cuda.empty_cache() after the work of the other "
+    "stream; memory that is free for one stream serves no other",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(260),
 )
@@ -88,8 +88,9 @@ def cache_emptied_after_each_stream(cka_memory):
 
 
 @advice(
-    "allocate what is kept before what is freed, so that they do not lie side by side; which of "
-    "the allocator's settings help, python -m pytest_cka_memory replay tries on a snapshot",
+    "allocate what is kept before what is freed, so that they do not lie side by side; to "
+    "see which settings of the allocator help, run python -m pytest_cka_memory replay on a "
+    "snapshot",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(450),
 )
@@ -120,8 +121,9 @@ def growing(cka_memory):
 
 
 @advice(
-    "requests of other sizes do not fit what is free: PYTORCH_ALLOC_CONF=expandable_segments:True "
-    "lets the allocator join it, and torch.cuda.empty_cache() releases it",
+    "set PYTORCH_ALLOC_CONF=expandable_segments:True, so that the allocator can join free "
+    "memory, or call torch.cuda.empty_cache() to release it; the free blocks do not fit "
+    "requests of other sizes",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(100),
 )
@@ -146,7 +148,7 @@ def growing_requests_with_an_empty_cache(cka_memory):
 
 
 @advice(
-    "what is free was in use at another moment: torch.cuda.empty_cache() releases it",
+    "call torch.cuda.empty_cache() to release what is free; it was in use at another moment",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(140),
 )
@@ -169,8 +171,9 @@ def cache_emptied_between_them(cka_memory):
 
 
 @advice(
-    "the allocator takes segments of 2 MB for blocks up to 1 MB, of 20 MB for those up to 10 MB, "
-    "and larger blocks in steps of 2 MB: allow for one of each in the limit",
+    "allow in the limit for one segment of each kind; the allocator takes segments of 2 MB "
+    "for blocks up to 1 MB, of 20 MB for blocks up to 10 MB, and of a multiple of 2 MB for "
+    "larger blocks",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(10),
     is_command=True,

@@ -48,28 +48,27 @@ class Row:
 ROWS: list[Row] = []
 ELSEWHERE = {
     "test_plugin_that_keeps_an_exception_is_left_out_as_advised": (
-        "a plugin that sets the attribute `kept` on the test item stores an exception, which keeps "
-        "its frames and their variables alive: run without it (-p no:NAME for a plugin of pytest), "
-        "and report it to its authors"
+        "a plugin that sets the attribute `kept` on the test item stores an exception, "
+        "which keeps its frames and their variables alive; run without it (-p no:NAME for "
+        "a plugin of pytest), and report this to its authors"
     ),
 }
 """Tests of hints that no program of this table can follow -> the hint."""
 COMMANDS = {
-    "a workspace of cuBLAS is kept for the next matrix product: "
-    "torch._C._cuda_clearCublasWorkspaces() frees it": "torch 2.15 keeps none",
-    "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
-    "lists the processes that use the card": "the emulated device has no other processes",
-    "the allocator reserved more than was in use at once. The reason is not known, because this "
-    "device has no snapshots, or the memory was released before one was taken; free blocks may "
-    "have been too small for the requests": "each device here has one",
-    "blocks that were used on another stream (record_stream) wait for it: synchronize before they "
-    "are needed again, or allocate them on the stream that uses them": (
-        "the emulated device finishes all work at once"
-    ),
-    "the workers grow, and this system does not count what they copy: with num_workers=0 the test "
-    "measures the same code in this process, which grows only if the data set keeps something": (
-        "Linux counts it"
-    ),
+    "if it is a workspace of cuBLAS, which is kept for the next matrix product, call "
+    "torch._C._cuda_clearCublasWorkspaces()": "torch 2.15 keeps none",
+    "run nvidia-smi to see the processes that use the card; this is memory of the CUDA "
+    "context, NCCL, other libraries or other processes": "the emulated device has no other "
+    "processes",
+    "to find the reason, call region.batch_done() while the reserve is high, on a device "
+    "that has snapshots; the allocator reserved more than was in use at once, perhaps "
+    "because free blocks were too small for the requests": "each device here has one",
+    "synchronize before these blocks are needed again, or allocate them on the stream that "
+    "uses them; blocks that were used on another stream (record_stream) wait for that "
+    "stream": ("the emulated device finishes all work at once"),
+    "set num_workers=0, so that the test measures the same code in this process, which "
+    "grows only if the data set keeps something; the workers grow, but this system does "
+    "not count the pages that they copy": ("Linux counts it"),
 }
 """Hints that are a command, which no program of this table prints -> why."""
 RETAINED = pytest.mark.zero_retention

@@ -21,9 +21,9 @@ print([note for note in probe.meter.notes if "values" in note][0])
 @pytest.mark.parametrize(
     ("setting", "numbers", "note"),
     [
-        ("", "6.0 torch.Size([3, 1])", "values on the device are computed by torch on the CPU"),
-        (",values=on", "6.0 torch.Size([3, 1])", "values on the device are computed by torch"),
-        (",values=off", "0.0 torch.Size([0, 1])", "no values are computed: those on the device"),
+        ("", "6.0 torch.Size([3, 1])", "torch computes the values on the CPU, not with"),
+        (",values=on", "6.0 torch.Size([3, 1])", "torch computes the values on the CPU"),
+        (",values=off", "0.0 torch.Size([0, 1])", "no values are computed: tensors on the"),
     ],
     ids=["default", "on", "off"],
 )
@@ -174,7 +174,7 @@ def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
     )
     number, note, warning = python("-c", OLD_BY_DEFAULT, forked=True).stdout.splitlines()
     assert number == "0.0"
-    assert note.startswith("no values are computed: those on the device are zeros or stale")
+    assert note.startswith("no values are computed: tensors on the device hold zeros or stale")
     assert warning == (
         "warning: values are not computed: the emulated device computes values with "
         f"torch.library.get_kernel, which torch {torch.__version__} lacks; install a version "

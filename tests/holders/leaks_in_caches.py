@@ -46,7 +46,7 @@ def constant_of_a_traced_function() -> None:
 @leak(
     CACHES,
     "planted.KEEP[0]._packed_params._packed_params.unpack()[1]",
-    hint="in its attribute _packed_params: delete the module",
+    hint="delete the quantized module",
     made="quantized(",
 )
 def bias_of_a_quantized_module() -> None:
@@ -90,7 +90,7 @@ def graph_of_a_function_of_functorch() -> None:
 @leak(
     CACHES,
     NO_HOLDER,
-    hint="DistributedDataParallel reduces gradients in buckets; they are freed with the model",
+    hint="DistributedDataParallel reduces gradients in buckets, and they are freed with the model",
     made="DistributedDataParallel(NET)",
 )
 def buckets_of_a_reducer() -> None:

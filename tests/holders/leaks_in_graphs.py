@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 GRAPHS: Table = []
 SHOWS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # not in torch 2.9
 PACKED = "_raw_saved_result.data" if SHOWS_SAVED else "_saved_result"
-HOOK = "remove it with handle.remove()"
-ATTRIBUTE = "keep its detach() instead"
+HOOK = "remove the hook with handle.remove()"
+ATTRIBUTE = "keep the tensor's detach() in the object instead"
 
 
 def weight() -> nn.Parameter:
@@ -132,7 +132,7 @@ def output_in_the_metadata_of_its_node() -> None:
 @leak(
     GRAPHS,
     "the loop Parameter (250,).accumulator -> AccumulateGrad -> the same Parameter",
-    hint="keep the node elsewhere",
+    hint="do not store the node that accumulates a gradient",
     made="torch.ones(250)",
 )
 def node_that_accumulates_as_an_attribute() -> None:

@@ -16,8 +16,9 @@ from planted import CLEANUP, KEEP, Table, leak
 PROGRAMS: Table = []
 LOCAL = threading.local()
 REQUEST: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
-EXCEPTION = "store its text instead"
-GENERATOR = "exhaust it, or close() it"
+EXCEPTION = "store the text of the exception instead"
+GENERATOR = "exhaust the suspended generator, or close() it"
+COROUTINE = "await the suspended coroutine, or close() it"
 # Up to Python 3.10, only the stack of its frame references what a generator or coroutine awaits.
 ON_STACK = sys.version_info < (3, 11)
 YIELDS_FROM = ".gi_frame -> generator" if ON_STACK else ".gi_yieldfrom"
@@ -87,7 +88,11 @@ def started(running: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
     return running
 
 
-@leak(PROGRAMS, "planted.KEEP[0].cr_frame.f_locals['x']", hint="await it, or close() it")
+@leak(
+    PROGRAMS,
+    "planted.KEEP[0].cr_frame.f_locals['x']",
+    hint=COROUTINE,
+)
 def suspended_coroutine() -> None:
     KEEP.append(started(waiting(torch.ones(250))))
 
@@ -99,7 +104,7 @@ async def calling() -> int:
 @leak(
     PROGRAMS,
     f"planted.KEEP[0]{AWAITS}.cr_frame.f_locals['x']",
-    hint="await it, or close() it",
+    hint=COROUTINE,
     made="running.send(None)",
 )
 def awaited_coroutine() -> None:
@@ -124,7 +129,11 @@ def suspended_async_generator() -> None:
         KEEP.append(stream)
 
 
-@leak(PROGRAMS, "planted.KEEP[0]._coro.cr_frame.f_locals['x']", hint="await it, or close() it")
+@leak(
+    PROGRAMS,
+    "planted.KEEP[0]._coro.cr_frame.f_locals['x']",
+    hint=COROUTINE,
+)
 def pending_task() -> None:
     loop = asyncio.new_event_loop()
     x = torch.ones(250)

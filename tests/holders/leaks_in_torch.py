@@ -56,7 +56,7 @@ def graph_retained_after_backward() -> None:
 @leak(
     TORCH,
     "planted.KEEP[0].grad_fn._saved_indices[0]",
-    hint="keep that tensor's detach()",
+    hint="keep the other tensor's detach()",
     size=1500,
     made="dtype=",
 )
@@ -252,7 +252,7 @@ def reduced_loss_with_the_storage_of_the_unreduced() -> None:
     KEEP.append(nn.functional.mse_loss(torch.ones(250), torch.zeros(250)))
 
 
-@leak(TORCH, "planted.KEEP[0]", hint="part of its storage: keep loss.item()", made="mse_loss(")
+@leak(TORCH, "planted.KEEP[0]", hint="uses only part of its storage", made="mse_loss(")
 def attached_loss_with_the_storage_of_the_unreduced() -> None:
     target = LINEAR.weight.detach()
     KEEP.append(nn.functional.mse_loss(LINEAR.weight, target))
@@ -347,7 +347,7 @@ def identity(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
-@leak(TORCH, "__compiled_fn_", hint="torch._dynamo.reset() frees it", made="torch.compile(")
+@leak(TORCH, "__compiled_fn_", hint="torch._dynamo.reset() frees them", made="torch.compile(")
 def code_of_torch_compile() -> None:
     torch.compile(identity, backend=keeping)(torch.zeros(0))
     CLEANUP.callback(torch._dynamo.reset)

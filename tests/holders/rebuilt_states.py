@@ -21,8 +21,8 @@ class State(NamedTuple):
 
 
 STATES: list[State] = []
-LARGER = "each batch replaces `{}` by a larger one: limit its length"
-LOSS = "add loss.item() to it"
+LARGER = "each batch replaces `{}` by a larger one; limit its length"
+LOSS = "add loss.item() to the sum"
 DETACH = "detach it in each batch, as in `{0} = {0}.detach()`"
 BATCHES = 16
 

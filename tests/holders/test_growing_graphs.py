@@ -45,9 +45,9 @@ def test_sum_of_losses_after_their_backward_pass_is_named() -> None:
         STATE["total"] = STATE.get("total", 0) + loss_of(model)
 
     assert found_after(step) == (
-        "the autograd graph of `test_growing_graphs.STATE['total']` has nodes of every batch, "
-        "which take memory of the host that no tensor has: add loss.item() to it instead of the "
-        "loss"
+        "the autograd graph of `test_growing_graphs.STATE['total']` has nodes of every "
+        "batch, and these nodes take host memory outside tensors; add loss.item() to the "
+        "sum instead of the loss"
     )
 
 

@@ -25,11 +25,11 @@ from pytest_cka_memory.reports import failure
 
 WEIGHT = nn.Parameter(torch.ones(250))
 LOCAL = (
-    "`{0}` is a local variable of {1}: `del {0}` in the block, or move the body of the block into "
-    "a function"
+    "`{0}` is a local variable of {1}; write `del {0}` in the block, or move the body of "
+    "the block into a function"
 )
 
-GROWS = "`{}` keeps more in every batch: empty it, or bound its length"
+GROWS = "`{}` keeps more in every batch; empty it, or bound its length"
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,8 @@ def test_locals_of_a_test_are_to_be_deleted() -> None:
     assert found["ids"] == LOCAL.format("ids", function)
     assert found["output"] == LOCAL.format("output", function)
     assert found["losses[0]"] == (
-        f"`losses` is a local variable of {function}: if the measured block makes it, `del losses` "
-        "there; otherwise do not keep the tensor in it"
+        f"`losses` is a local variable of {function}; if the measured block makes it, write "
+        "`del losses` there; otherwise do not keep the tensor in it"
     )
     graph = [path for path in found if path.startswith("output.grad_fn")]
     assert {found[path] for path in graph} == {found["output"]}
@@ -111,17 +111,19 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     number = "keep the number, tensor.item(), instead of the tensor, which has one element"
     assert grown[0].hint == number
     grown, _ = growth(lambda _: KEEP.append(WEIGHT.sum()))
-    assert grown[0].hint == ("attached to its autograd graph: keep loss.item() instead")
+    assert grown[0].hint == (
+        "keep loss.item() instead of the tensor, which keeps its autograd graph alive"
+    )
     grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))
     assert grown[0].hint == GROWS.format("planted.KEEP")  # its detach() would keep the same bytes
     (grown, _), saved = (
         growth(lambda _: KEEP.append(WEIGHT.exp() * 2)),
-        "kept by the autograd graph",
+        "the autograd graph of another tensor keeps",
     )
     (hint,) = {str(holding.hint) for holding in grown if ".grad_fn" in str(holding.held_by)}
     assert hint.startswith(
-        f"{GROWS.format('planted.KEEP')}; each is {saved} of a tensor: keeping "
-        "that tensor's detach() frees only the graph"
+        f"{GROWS.format('planted.KEEP')}; {saved} each of them; keeping "
+        "that tensor's detach() instead frees only the graph"
     )
     assert "loss.item()" not in text
 
@@ -172,7 +174,7 @@ def test_list_of_a_closure_that_grows_is_named_by_its_variable(detached: bool) -
     KEEP.append(log)
     grown, _ = growth(lambda _: log((WEIGHT * 2).detach() if detached else WEIGHT * 2))
     assert str(grown[0].hint).startswith("`history`, a variable of the closure `")
-    assert "keeps more in every batch: empty it, or bound its length" in str(grown[0].hint)
+    assert "keeps more in every batch; empty it, or bound its length" in str(grown[0].hint)
     assert "detach()" not in str(grown[0].hint)  # it would keep the same bytes
 
 
@@ -200,7 +202,10 @@ def test_list_of_a_module_that_grows_is_named_and_not_the_module() -> None:
         for _ in range(3):
             model((WEIGHT * 2).detach())
     (holding,) = region.retained
-    assert holding.hint == "`model.keys` keeps 3 of them: empty it in the block"
+    assert (
+        holding.hint
+        == "`model.keys` has 3 entries that keep these tensors alive; empty it in the block"
+    )
 
 
 def optimizer_that_has_stepped() -> torch.optim.Optimizer:
@@ -215,8 +220,8 @@ def test_list_that_keeps_old_optimizers_is_named() -> None:
     """A list of old optimizers is named, because neither an early step nor zero_grad() helps."""
     grown, _ = growth(lambda _: KEEP.append(optimizer_that_has_stepped()))
     assert {holding.hint for holding in grown} == {
-        "`planted.KEEP` keeps old optimizers, each with its state and gradients: remove them "
-        "from it"
+        "`planted.KEEP` keeps old optimizers, each with its state and gradients; remove "
+        "them from there"
     }
 
 
@@ -227,7 +232,7 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
     with MemoryProbe("cpu").measure() as region:
         KEEP.extend((optimizer_that_has_stepped(), optimizer_that_has_stepped()))
     assert (
-        "`planted.KEEP` keeps 2 optimizers: if the measured block makes them, remove them from it"
+        "`planted.KEEP` keeps 2 optimizers; if the measured block makes them, remove them from "
         in str(region.retained[0].hint)
     )
     optimizer = torch.optim.Adam([WEIGHT])
@@ -236,8 +241,8 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
         optimizer.step()
     WEIGHT.grad = None
     assert region.retained[0].hint == (
-        "an optimizer allocates its state in its first step: take one before measuring, or delete "
-        "the optimizer in the measured block if it is made there"
+        "take one step of the optimizer before measuring, because it allocates its state "
+        "in its first step; if the measured block makes the optimizer, delete it there"
     )
 
 
@@ -252,7 +257,7 @@ def test_a_local_that_sums_losses_is_told_to_keep_their_numbers() -> None:
     assert hint is not None
     assert hint.startswith("the autograd graph of `total` reaches back through several batches")
     assert "total + WEIGHT.exp().sum()` at " in hint  # in Python 3.10 the whole line
-    assert "add loss.item() to it instead of the loss; if backward() is called on" in hint
+    assert "add loss.item() to the sum instead of the loss; if backward() is called on" in hint
     del total
 
 
@@ -322,7 +327,7 @@ def test_a_part_of_a_larger_storage_wants_a_clone() -> None:
         KEEP.append((torch.ones(260),))
         KEEP.append(nn.BatchNorm1d(1))
     found = hints(region)
-    assert "keep a clone() of it instead" in str(found.pop("planted.KEEP[0]"))
+    assert "keep a clone() instead of the tensor" in str(found.pop("planted.KEEP[0]"))
     assert "planted.KEEP[1][0]" in found
     assert "planted.KEEP[2].num_batches_tracked" in found
     assert set(found.values()) == {None}
@@ -364,7 +369,7 @@ def test_exception_kept_by_a_plugin_names_the_attribute_of_the_test(
     assert holding.hint is not None
     assert holding.hint.startswith(
         "a plugin that sets the attribute `_kept_by_a_plugin` on the test item stores an "
-        "exception, which keeps its frames and their variables alive: run without it (-p no:NAME "
+        "exception, which keeps its frames and their variables alive; run without it (-p no:NAME "
         "for a plugin of"
     )
     del request.node._kept_by_a_plugin
@@ -392,7 +397,10 @@ def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_the
     held = " ".join(str(holding.held_by) for holding in region.retained)
     assert "f_locals['loader']" in held
     assert {holding.hint for holding in region.retained} == {
-        "a stored exception keeps its frames alive: store its text instead"
+        (
+            "store the text of the exception instead of the exception, which keeps its frames "
+            "and their variables alive"
+        )
     }
 
 

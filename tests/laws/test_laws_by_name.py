@@ -171,8 +171,8 @@ def test_file_that_uses_the_card_and_a_step_that_does_not_is_noted(
     law = pytest_cka_memory.law(f"{path}:on_cpu", batch=(1, 2, 4))
     assert str(law.pieces[0]) == "0"
     assert str(law).splitlines()[-1] == (
-        "note: the step allocates nothing on emulate:cuda:a100,values=off; if it is to run on the "
-        "CPU, pass device='cpu'"
+        "note: the step allocates nothing on emulate:cuda:a100,values=off; to run the step "
+        "on the CPU, pass device='cpu'"
     )
 
 
@@ -211,8 +211,8 @@ def test_step_that_is_not_there_is_named(steps: str) -> None:
         ("stepp", "has no function 'stepp', but step"),
         ("zzz", "has no function 'zzz', but step, cached, on_cpu, fails, helper, ..."),
         ("Trainer.step", "write a function at the top of the file that calls it"),
-        ("awaited", "awaited is an async function, so a call runs nothing of it"),
-        ("yields", "yields is a generator, so a call runs nothing of it"),
+        ("awaited", "awaited is an async function, so a call does not run its code"),
+        ("yields", "yields is a generator, so a call does not run its code"),
         ("stops", r"stops ended the process with status 3 at steps.py:\d+; a step must return"),
         ("interrupts", "interrupts raised KeyboardInterrupt"),
         ("dies", "was ended by SIGKILL and said nothing"),

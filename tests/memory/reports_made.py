@@ -43,7 +43,7 @@ LOSSES = Holding(
     operator="aten.sum",
     created_at=("train.py:12 in step", "train.py:40 in fit"),
     held_by="train.LOSSES[0]",
-    hint="attached to its autograd graph: keep loss.item() instead",
+    hint="keep loss.item() instead of the tensor, which keeps its autograd graph alive",
     batches=9,
     code="(weight * batch).sum()",
 )

@@ -58,7 +58,7 @@ def test_first_cause_is_an_open_line():
     assert shown(cause) == (
         "36 B, held by train.LOSSES[0], made at train.py:12 in step, by (weight * batch).sum()"
     )
-    assert "What to do: attached to its autograd graph: keep loss.item()" in shown(text)
+    assert "What to do: keep loss.item() instead of the tensor" in shown(text)
 
 
 def test_cause_without_a_reference_says_so():

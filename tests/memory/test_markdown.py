@@ -54,7 +54,7 @@ it</summary>
   9 tensors, 36 bytes, float32 largest () by aten.sum, allocated in 9 batches
     made at train.py:12 in step: `(weight * batch).sum()`, from train.py:40 in fit
     held by train.LOSSES[0]
-    what to do: attached to its autograd graph: keep loss.item() instead
+    what to do: keep loss.item() instead of the tensor, which keeps its autograd graph alive
   explains 36 of 36 B
 ```
 

@@ -103,7 +103,7 @@ def test_memory_of_the_process_is_explained_by_what_torch_has(record: MakeRecord
     [
         (None, 0, "look for memory outside tensors"),
         ("the autograd graph of `total` grows", 0, "the autograd graph of `total` grows"),
-        ("the autograd graph of `total` grows", 8 * MB, "it was used by torch's tensors"),
+        ("the autograd graph of `total` grows", 8 * MB, "limit the peak with max_peak_mb"),
     ],
 )
 def test_process_that_grows_by_a_graph_is_told_which(

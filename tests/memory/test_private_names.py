@@ -46,7 +46,7 @@ EXPECTED_NOTES = {
     "torch._C.ScriptFunction": None,
     "torch._C.ScriptList": None,
     "torch._C.ScriptDict": None,
-    "torch.autograd._get_sequence_nr": "of which only nodes grow are not named",
+    "torch.autograd._get_sequence_nr": "growing autograd graphs that keep no tensors are not named",
     "torch.autograd.graph._engine_run_backward": "backward pass allocates has no line",
     "torch.jit._get_trace_graph": "torch.onnx may trace code wrongly",
 }
@@ -247,7 +247,7 @@ def test_tensors_saved_by_a_graph_get_the_hint_of_c_code_without_their_names(
     """Without private names for saved tensors, these get the hint about an autograd graph whose
     result no Python object has.
     """
-    assert "attached to its autograd graph" in hint_of(saving)
+    assert "keeps its autograd graph alive" in hint_of(saving)
     monkeypatch.setattr(torch_keepers, "_RAW_SAVED", "_stowed_")
     monkeypatch.setattr(torch_keepers, "_raw_saved", WeakKeyDictionary())
     assert "this may be an autograd graph of which no Python object has the result" in hint_of(

@@ -19,7 +19,7 @@ from pytest_cka_memory.units import MB
 MakeRecord = Callable[..., RegionRecord]
 FLAT = limit_from_marker("flat_per_batch", (), {})
 ZERO = limit_from_marker("zero_retention", (), {})
-SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
+SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
 RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
 FILE = "tests/gates/test_cka.py"
 
@@ -293,15 +293,16 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
     ("peak_mb", "retained_mb", "advice"),
     [
         pytest.param(
-            94, 94, "it rose with the peak increase, 94.00 MB, of which 94.00 MB are retained: "
-            "remove each from what holds it, or keep a number computed from it instead", id="leak"),
+            94, 94, "remove each from what holds it, or keep a number computed from it instead; "
+            "the figure rose with the peak increase, 94.00 MB, of which 94.00 MB are retained",
+            id="leak"),
         pytest.param(
-            80, 0, f"it rose with the peak increase, 80.00 MB: {SEE}",
+            80, 0, f"{SEE}; the figure rose with the peak increase, 80.00 MB",
             id="peak-just-explains-it"),
         pytest.param(
-            79, 79, "the allocator reserved more than was in use at once. The reason is not "
-            "known, because this device has no snapshots, or the memory was released before one "
-            "was taken; free blocks may have been too small for the requests",
+            79, 79, "to find the reason, call region.batch_done() while the reserve is high, on a "
+                "device that has snapshots; the allocator reserved more than was in use at "
+                "once, perhaps because free blocks were too small for the requests",
             id="the-rest-is-above-the-limit"),
     ],
 )  # fmt: skip
@@ -352,8 +353,8 @@ def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: Make
 @pytest.mark.parametrize(
     ("start_bytes", "advice"),
     [
-        (500, "the region allocates most of it: --cka-memory-html=memory.html"),
-        (501, "most of it was in use before the region: free what earlier code"),
+        (500, f"{SEE}; the region allocates most of the peak"),
+        (501, "free what earlier code and fixtures left in use"),
     ],
     ids=["half", "more-than-half"],
 )

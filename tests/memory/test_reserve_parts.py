@@ -134,13 +134,16 @@ def test_blocks_without_addresses_are_numbered_from_their_segment():
 @pytest.mark.parametrize(
     ("segments", "begin"),
     [
-        ([segment((FREE, 128), (USED, 2))], "free blocks of max_split_size_mb"),
-        ([segment((WAITING, 90), (USED, 10))], "blocks that were used on another stream"),
-        ([segment((FREE, 90), pool=(0, 1)), segment((USED, 10))], "a private pool keeps"),
-        ([segment((FREE, 60), stream=3), segment((USED, 70))], "what is free for one stream"),
+        ([segment((FREE, 128), (USED, 2))], "leave max_split_size_mb out of"),
+        ([segment((WAITING, 90), (USED, 10))], "synchronize before these blocks"),
+        (
+            [segment((FREE, 90), pool=(0, 1)), segment((USED, 10))],
+            "delete the last graph of the",
+        ),
+        ([segment((FREE, 60), stream=3), segment((USED, 70))], "allocate on one stream, or"),
         ([segment((USED, 2), (FREE, 60))], "allocate what is kept before"),
-        ([segment((FREE, 60)), segment((USED, 2))], "requests of other sizes do not fit"),
-        ([segment((USED, 95), (FREE, 5))], "the allocator takes segments of 2 MB"),
+        ([segment((FREE, 60)), segment((USED, 2))], "set PYTORCH_"),
+        ([segment((USED, 95), (FREE, 5))], "allow in the limit for one segment"),
         ([segment((USED, 95))], ""),
         ([], ""),
     ],

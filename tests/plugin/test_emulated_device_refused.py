@@ -104,7 +104,7 @@ def test_session_that_runs_no_test_does_not_require_the_device(session, pytester
         ),
         (
             "emulate:cuda,devices=0",
-            "; write values=off, events=late, or devices= and auto or a number from 1 to 16",
+            "; write values=off, events=late, devices=auto or devices=N, with N from 1 to 16",
         ),
         ("emulate:cuda,values=maybe", "unknown setting 'values=maybe' of the device"),
         ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),

@@ -83,7 +83,7 @@ def test_graph_on_the_host_is_named_in_the_report_of_a_test_that_passes(run):
         "16 tensors, 128 bytes, allocated in several batches, are retained and not judged: made at "
         f"test_it.py:{line} in {made}, held by meter.sum.grad_fn"
     )
-    assert note["reason"].endswith("add loss.item() to it instead of the loss")
+    assert note["reason"].endswith("add loss.item() to the sum instead of the loss")
     assert "not judged: flat_per_batch on the host, 16 tensors" in " ".join(run.text.split())
 
 

@@ -97,8 +97,8 @@ def test_rank_that_hears_nothing_from_the_other_fails(as_rank, rank):
 @pytest.mark.parametrize(
     ("test", "expected"),
     [
-        ("test_passes", "nothing for 1 s: it has ended or hangs"),
-        ("test_fails", "nothing for 0.5 s after this rank had failed or was stopped"),
+        ("test_passes", "nothing for 1 s, so the rank has ended or hangs"),
+        ("test_fails", "nothing for 0.5 s, after this rank had failed or was stopped"),
     ],
 )
 def test_wait_after_a_failure_is_short_for_ranks_that_may_wait(

@@ -191,9 +191,9 @@ def test_committed_baseline_is_judged_beside_a_relation(scripted):
         ('saves="1 MB"', "saves='1 MB': also write relative_to='ID'"),
         ('relative_to="plain", saves=3', "saves=3: write a size, e.g. '100 MB'"),
         ('less_than="plain", of="speed"', "of='speed': write one of 'peak', 'level', 'retained'"),
-        ('of="peak"', "of='peak': write less_than, at_most or saves with it"),
-        ('less_than="absent"', "less_than='absent': no test of this function"),
-        ('at_most="2 x absent"', "at_most='2 x absent': no test of this function"),
+        ('of="peak"', "of='peak': also write less_than, at_most or saves"),
+        ('less_than="absent"', "less_than='absent': no collected test of this function"),
+        ('at_most="2 x absent"', "at_most='2 x absent': no collected test of this function"),
     ],
 )
 def test_wrong_relation_is_a_usage_error(scripted, arguments, problem):

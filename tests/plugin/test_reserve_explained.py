@@ -92,11 +92,11 @@ def test_memory_of_a_graph_is_a_kind_at_the_peak(run):
     ("begin", "advice"),
     [
         ("test_planted_fragments", "allocate what is kept before what is freed"),
-        ("test_planted_growing_requests", "requests of other sizes do not fit what is free"),
-        ("test_planted_split_limit", "free blocks of max_split_size_mb and more serve only"),
-        ("test_planted_new_streams", "what is free for one stream serves no other"),
-        ("test_planted_graphs", "a private pool keeps what it has reserved"),
-        ("test_planted_memory_pools", "a private pool keeps what it has reserved"),
+        ("test_planted_growing_requests", "free blocks do not fit requests of other sizes"),
+        ("test_planted_split_limit", "free blocks of at least that size serve only"),
+        ("test_planted_new_streams", "memory that is free for one stream serves no other"),
+        ("test_planted_graphs", "delete the last graph of the private pool"),
+        ("test_planted_memory_pools", "delete the last graph of the private pool"),
     ],
 )
 def test_message_advises_on_the_planted_cause(run, begin, advice):

@@ -169,7 +169,7 @@ def test_reserve_that_fences_keep_from_use_breaks_the_limit(run):
 def test_reserve_stops_growing_as_advised(run):
     """The hint names the settings with which the same program keeps its limit."""
     text = " ".join(run.text.split())
-    assert "what to do: free blocks of max_split_size_mb and more serve only requests" in text
+    assert "what to do: leave max_split_size_mb out of PYTORCH" in text
     followed = run.region_of("test_fenced_with_what_is_advised")
     assert (followed["verdict"], followed["reserved_growth_bytes_per_batch"]) == ("ok", 0)
 

@@ -48,8 +48,8 @@ def test_skipped(meter): pass
 """
 MESSAGE = (
     "cannot be judged because nothing was allocated on cuda:0 during the test (a forgotten "
-    ".to(device)?): create models and data on cka_memory.device, or, if the test is not meant to "
-    "use it, add @pytest.mark.allow_no_allocations"
+    ".to(device)?): create models and data on cka_memory.device, or, if the test is not "
+    "meant to use this device, add @pytest.mark.allow_no_allocations"
 )
 UNMARKED = """
 def test_on_the_cpu(): pass

@@ -103,7 +103,7 @@ def test_what_fits_depends_on_the_reserve_if_that_is_larger(
     found.trials.append(Trial((change,), Figures(2**20, reserved_mb * 2**20)))
     text = as_text(found, device="cpu")
     assert "cheapest that fits 2.00 MB: less (1.00 MB)\n" in text
-    condition = "  if the allocator can release enough of 3.00 MB, which it reserved here"
+    condition = "  if the allocator can release enough memory: it reserved 3.00 MB here"
     assert (condition in text) is is_conditional
 
 

@@ -197,7 +197,7 @@ def test_allocator_that_ignores_addresses_is_named(tmp_path, capsys, monkeypatch
     assert main(["replay", str(path), "--try", "expandable_segments:True"]) == OK
     output = capsys.readouterr().out
     assert "the reserve differs from the recorded one after" in output
-    assert "versions before 2.12 take that at the lowest address" in output
+    assert "versions before 2.12 take the one at the lowest address" in output
 
 
 def equal(number, size):

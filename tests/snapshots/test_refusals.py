@@ -85,7 +85,9 @@ def test_expected(cka_memory):
 def test_not_measured():
     block(60_000)
 """
-FILE = re.compile(r"^(\S+\.pickle): what was live when memory was refused$", re.MULTILINE)
+FILE = re.compile(
+    r"^(\S+\.pickle): the memory that was live when an allocation was refused$", re.MULTILINE
+)
 
 
 def run(folder, *words):

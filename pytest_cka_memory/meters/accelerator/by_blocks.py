@@ -218,9 +218,9 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         # If another thread has allocated meanwhile, blocks are counted.
         if levels.allocated != before.level and before == self._counter.figures():
             raise DeviceError(
-                f"{self._device} can no longer be measured: something, perhaps a profiler, has "
-                "replaced the function by which torch's allocator reports its blocks; run without "
-                f"it, or set {SWITCH}=0 to count tensors instead"
+                f"{self._device} can no longer be measured: something, perhaps a profiler, "
+                "has replaced the function by which torch's allocator reports its blocks; "
+                f"run without that tool, or set {SWITCH}=0 to count tensors instead"
             )
         self._counter.set_level(UNKNOWN, levels.reserved)
 

@@ -83,8 +83,8 @@ class AcceleratorStorageMeter(AcceleratorMeter):
             device,
             stats,
             (
-                "what was live at the peak leaves out memory inside operators, because this "
-                "allocator's blocks cannot be counted natively",
+                "the list of what was live at the peak leaves out memory inside operators, "
+                "because this allocator's blocks cannot be counted natively",
             ),
         )
         self._tracker = StorageTracker(device)

@@ -25,12 +25,11 @@ _NO_GPU = (
     "layers are a fit, and for convolutions a card's cuDNN may choose another plan",
 )
 _COMPUTED = (
-    "values on the device are computed by torch on the CPU: not by a card's kernels, and not in "
-    "its time",
+    "torch computes the values on the CPU, not with a card's kernels and not at a card's speed",
 )
 _NOT_COMPUTED = (
-    "no values are computed: those on the device are zeros or stale, and so are sizes that depend "
-    "on them (nonzero, unique, boolean masks)",
+    "no values are computed: tensors on the device hold zeros or stale values, so sizes "
+    "that depend on values (nonzero, unique, boolean masks) may be wrong",
 )
 
 
