@@ -199,7 +199,10 @@ NOTE = (
     "Emulated by emulated_cuda: there is no GPU. Memory and processes are counted; "
     "utilization, temperature and power are fixed values"
 )
-OVERFULL = "Each process has a whole card for itself: together they use more than it has"
+OVERFULL = (
+    "The processes together use more memory than the card has, because each process has a whole "
+    "card"
+)
 
 
 def lines(nvml: Nvml, devices: Sequence[Device]) -> Iterator[str]:
