@@ -225,8 +225,8 @@ def check_masks(mask: Any) -> tuple[Mask, Mask]:
     if len(masks) != 2 or not all(map(_is_mask, masks)):
         raise SettingError(
             f"cannot use {mask!r} as a mask; write the name of an entry of the batch, a function "
-            "of the batch, a mapping from inputs of the model to names or functions, or None; "
-            "for two models also a pair, one for each"
+            "of the batch, a mapping from inputs of the model to names or functions, or None. For "
+            "two models you may pass a pair, with one of these for each model"
         )
     return masks[0], masks[1]
 

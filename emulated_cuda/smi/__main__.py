@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_words,
         default=[],
         metavar="SECTIONS",
-        help="part of -q: MEMORY,PIDS",
+        help="with -q, show only these sections: MEMORY,PIDS",
     )
     add(
         "-i",
@@ -133,16 +133,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FIELDS",
         help="print these fields of each process",
     )
-    add("--format", type=_words, metavar="csv[,noheader][,nounits]", help="of the two above")
-    add("-l", "--loop", type=float, nargs="?", const=5.0, metavar="SECONDS", help="repeat")
-    add("-lms", "--loop-ms", type=float, metavar="MILLISECONDS", help="repeat")
+    add("--format", type=_words, metavar="csv[,noheader][,nounits]", help="format of the fields")
+    add(
+        "-l",
+        "--loop",
+        type=float,
+        nargs="?",
+        const=5.0,
+        metavar="SECONDS",
+        help="repeat after this time",
+    )
+    add("-lms", "--loop-ms", type=float, metavar="MILLISECONDS", help="repeat after this time")
     for option, fields in (("gpu", FIELDS), ("compute-apps", PROCESS_FIELDS)):
         add(
             f"--help-query-{option}",
             dest="help_fields",
             action="store_const",
             const=list(fields),
-            help="list the fields",
+            help="list the fields that are known",
         )
     return parser
 

@@ -196,7 +196,7 @@ PROCESS_FIELDS: Mapping[str, ProcessField] = {
 _INNER = 89
 _WIDTHS = (41, 24, 22)
 NOTE = (
-    "Emulated by emulated_cuda: there is no GPU. Memory and processes are counted; "
+    "Emulated by emulated_cuda, without a GPU. Memory and processes are those of the programs; "
     "utilization, temperature and power are fixed values"
 )
 OVERFULL = (

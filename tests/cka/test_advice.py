@@ -41,7 +41,7 @@ def test_advice_is_given_once_after_the_third_batch():
     said = advice_after([(8.0, 2.0)] * 5)
     assert [one is not None for one in said] == [False, False, True, False, False]
     assert said[2].startswith("80% of the time goes into Gram matrices of 1024 samples; ")
-    assert "hsic_batch_size=64 would take less than half" in said[2]
+    assert "hsic_batch_size=64 to take less than half" in said[2]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_layers_of_other_names_are_compared_by_a_function():
     model = deep()
     ported = nn.ModuleDict({f"block{at}": part for at, part in enumerate(copy.deepcopy(model))})
     ported.forward = lambda x: nn.Sequential(*ported.values())(x)
-    with pytest.raises(LayerError, match=r"no layer of the same name.*; pass rename="):
+    with pytest.raises(LayerError, match=r"no layer name in common.*; pass rename="):
         same_representations(ported, model, DATA)
     agreement = same_representations(
         ported, model, DATA, rename=lambda name: name.removeprefix("block")
@@ -88,7 +88,7 @@ def test_layers_of_one_model_only_and_constant_ones_are_named():
     agreement = same_representations(copy.deepcopy(dead), dead, DATA)
     assert agreement
     assert agreement.constant == ["2"]
-    assert "not judged, because constant: 2" in str(agreement)
+    assert "not judged because their output is constant: 2" in str(agreement)
 
 
 @pytest.mark.parametrize("at_least", [0, 1.5, -1])

@@ -266,7 +266,7 @@ def test_layers_with_tokens_in_more_dimensions_are_left_out_with_a_warning():
     [
         pytest.param(
             torch.where(torch.arange(8)[:, None] == 3, 0, RIGHT.long()),
-            r"no token, only padding, for 1 of 8 samples \(the first is sample 3 .*; leave",
+            r"only padding and no token for 1 of 8 samples \(the first is sample 3 .*; leave",
             id="only-padding",
         ),
         pytest.param(

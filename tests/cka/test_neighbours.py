@@ -215,7 +215,9 @@ def test_numbers_of_neighbours_are_checked():
         CKNNA(1)
     with pytest.raises(InputError, match=r"10 nearest neighbours need more than 10 samples, got 8"):
         CKA(mlp(), measure="mutual_knn").compare(batches_of(8), progress=False)
-    with pytest.raises(SettingError, match=r"compare_many keeps Gram matrices .* measure='cknna'"):
+    with pytest.raises(
+        SettingError, match=r"compare_many keeps only Gram matrices .* measure='cknna'"
+    ):
         compare_many({"a": mlp(0), "b": mlp(1)}, batches_of(8), measure="cknna")
 
 

@@ -169,16 +169,16 @@ def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
 
     If values were asked for, it is an error.
     """
-    assert "the emulated device computes values with torch.library.get_kernel, which torch" in (
+    assert "lacks torch.library.get_kernel, and the emulated device needs them to compute" in (
         python("-c", WITHOUT_KERNELS, forked=True).stdout
     )
     number, note, warning = python("-c", OLD_BY_DEFAULT, forked=True).stdout.splitlines()
     assert number == "0.0"
     assert note.startswith("no values are computed: those on the device are zeros or stale")
     assert warning == (
-        "warning: values are not computed: the emulated device computes values with "
-        f"torch.library.get_kernel, which torch {torch.__version__} lacks; install a version "
-        f"with which the device was tested (torch {torch_versions.RANGE}), or {REMEDY}"
+        f"warning: no values are computed: torch {torch.__version__} lacks "
+        "torch.library.get_kernel, and the emulated device needs them to compute values; install "
+        f"a tested version (torch {torch_versions.RANGE}), or {REMEDY}"
     )
 
 

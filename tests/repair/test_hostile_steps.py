@@ -71,9 +71,15 @@ def test_changes_that_run_keep_their_promise(step: Step) -> None:
 
 STEPPING, DEPENDING = "optimizer step in backward", "rows of the batch depend on each other"
 VERDICTS = {
-    "average_before_the_step": (STEPPING, "refused: weights are read between backward and step"),
+    "average_before_the_step": (
+        STEPPING,
+        "refused: the step reads weights between backward and step()",
+    ),
     "average_after_the_step": (STEPPING, "promised"),
-    "evaluate_before_the_step": (STEPPING, "refused: weights are read between backward and step"),
+    "evaluate_before_the_step": (
+        STEPPING,
+        "refused: the step reads weights between backward and step()",
+    ),
     "change_the_rate_before_the_step": (
         STEPPING,
         "refused: options of the optimizer change between backward and step",
