@@ -100,7 +100,8 @@ def lines_of(
     if len(pieces) > _MOST_PIECES:
         yield f"or, if higher, {counted(len(pieces) - _MOST_PIECES, 'other piece')}"
     if pieces[0].moment.site is not WHOLE:
-        yield f"{'the first is at' if len(pieces) > 1 else 'at'} {pieces[0].moment}"
+        which = "the peak of the first polynomial" if len(pieces) > 1 else "the peak"
+        yield f"{which} is at {pieces[0].moment}"
     start = 0
     for number, piece in enumerate(pieces[:_MOST_PIECES]):
         count = len(piece.polynomial.terms)

@@ -216,7 +216,7 @@ def test_fewer_than_four_samples_are_an_error():
         pytest.param({"estimator": "debiased"}, "'debiased' as an estimator; write", id="name"),
         pytest.param(
             {"estimator": "exact", "hsic_batch_size": 64},
-            "got hsic_batch_size=64; omit it",
+            "got hsic_batch_size=64; omit hsic",
             id="parts",
         ),
         pytest.param({"hsic_batch_size": 3}, "at least 4, got 3; write", id="small-parts"),

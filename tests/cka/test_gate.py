@@ -53,7 +53,7 @@ def test_first_damaged_layer_is_named(damage):
     assert not agreement
     assert agreement.first_difference == "2.0"
     assert "2.0 is the first of " in str(agreement)
-    assert "1 before it has 1.000000, so look at what 2.0 computes" in str(agreement)
+    assert "1, the layer before, has 1.000000; look at what 2.0 computes" in str(agreement)
     with pytest.raises(AssertionError, match=r"Agreement: 2\.0 is the first"):
         assert agreement, repr(agreement)
 

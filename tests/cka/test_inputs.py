@@ -92,7 +92,7 @@ def test_cast_inputs_have_the_dtype_of_the_weights():
     """With cast_inputs=True a model and its half can share a loader; else no input is changed."""
     data = batches_of(16, 16)
     model, half = mlp(), mlp().half()
-    with pytest.raises(InputError, match=r"are torch\.float16, but .*: torch\.float32; pass"):
+    with pytest.raises(InputError, match=r"are torch\.float16, but .*: torch\.float32\); pass"):
         CKA(model, half).compare(data, progress=False)
     result = CKA(model, half, cast_inputs=True).compare(data, progress=False)
     assert not result.matrix.isnan().any()

@@ -153,7 +153,9 @@ def test_interval_of_mutual_neighbours_contains_the_value():
 @pytest.mark.parametrize("name", REFERENCES)
 def test_estimates_from_minibatches_are_refused_by_name(name, estimator):
     """Neighbours in a batch are others than among all samples, so a mean over batches is biased."""
-    message = f"measure='{name}' does not support estimator='{estimator}': .* use estimator='exact'"
+    message = (
+        f"measure='{name}' does not support estimator='{estimator}', because .* use estimator='ex"
+    )
     with pytest.raises(SettingError, match=message):
         CKA(mlp(), measure=name, estimator=estimator)
 

@@ -115,7 +115,7 @@ def test_features_of_a_layer_are_read_as_a_tensor(tmp_path):
         torch.testing.assert_close(features["2"], model(torch.cat(batches)))
     assert len(features) == 16
     assert float(cka_from_features(features["0"], features["2"])) > 0
-    with pytest.raises(InputError, match="has no layer '9'; it has"):
+    with pytest.raises(InputError, match="has no layer '9'; its first layers are"):
         features["9"]
 
 
@@ -123,7 +123,7 @@ def test_features_of_other_batches_are_an_error(tmp_path):
     """Folders from other batches cannot be compared."""
     one = saved(tmp_path / "one", mlp(), batches_of(8, 8))
     other = saved(tmp_path / "other", mlp(), batches_of(16))
-    with pytest.raises(InputError, match=r"differ: \[8, 8\] and \[16\] samples"):
+    with pytest.raises(InputError, match=r"have different sizes: \[8, 8\] and \[16\] samples"):
         compare_features(one, other)
     with pytest.raises(SettingError, match="'sampled_neurons' for stored features"):
         compare_features(one, one, estimator="sampled_neurons")
