@@ -154,7 +154,7 @@ def test_forked_processes_are_listed_too(children):
     """
     line = f"{OF_CHILD} 1.0 MB allocated, 2.0 MB reserved, of 1,024.0 MB: fits"
     assert lines(children).count(line) == 2, children.stderr
-    why = "on cuda:0, 2,048.0 MB were refused when 1,024.0 MB of the card were left"
+    why = "on cuda:0, an allocation of 2,048.0 MB was refused when 1,024.0 MB of the card were left"
     assert [line.startswith(why) for line in lines(children)].count(True) == 1
     assert len(lines(children)) == 5
 

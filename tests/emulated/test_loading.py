@@ -217,7 +217,7 @@ def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
         ({"devices": 17}, "cannot emulate 17 devices"),
         (
             {"total_bytes": 2**29},
-            "cannot have 512 MB of memory, because the CUDA context takes 512",
+            "with 512 MB of memory, because the CUDA context alone takes 512 MB",
         ),
     ],
 )
