@@ -140,8 +140,8 @@ def test_process_has_values_for_all_of_its_devices_or_for_none(python):
     """All devices of a process have values or none do; a name without the setting fits both."""
     assert python("-c", OTHER, forked=True).stdout.startswith(
         "device 'emulate:cuda:t4,values=on' is not available: "
-        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, and "
-        "1 × NVIDIA T4 with 14,909 MB each, with values was asked for"
+        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, so "
+        "it cannot emulate 1 × NVIDIA T4 with 14,909 MB each, with values too"
     )
 
 
