@@ -55,7 +55,8 @@ class Case(NamedTuple):
     interrupted: bool = False
 
 
-NOT_THE_SAME = "the ranks do not call the same: rank {} calls {}, rank {} calls {}"
+OTHER_SIZES = "the ranks expect different sizes of a message"
+NOT_THE_SAME = "the ranks call different collectives: rank {} calls {}, but rank {} calls {}"
 ENDED = ") has ended, while rank 0 waited for it in ncclAllReduce of 4 float32 (sum)"
 
 
@@ -101,11 +102,17 @@ CASES = {
     ),
     "a message longer than what receives it": Case(
         "dist.recv(ones(2), 0) if rank else dist.send(ones(4), 1)",
-        ("", "the ranks do not agree on a message: rank 0 sends 16 bytes, rank 1 receives 8"),
+        (
+            "",
+            f"{OTHER_SIZES}: rank 0 sends 16 bytes, but rank 1 receives 8",
+        ),
     ),
     "a message shorter than what receives it": Case(
         "dist.recv(ones(8), 0) if rank else dist.send(ones(4), 1)",
-        ("", "the ranks do not agree on a message: rank 0 sends 16 bytes, rank 1 receives 32"),
+        (
+            "",
+            f"{OTHER_SIZES}: rank 0 sends 16 bytes, but rank 1 receives 32",
+        ),
     ),
     "a collective that one rank never calls": Case(
         "time.sleep(20) if rank else dist.all_reduce(ones())\ntorch.cuda.synchronize()",

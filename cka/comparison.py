@@ -182,7 +182,7 @@ class CKA:
         if self._measure is not None and kernel != "linear":
             raise SettingError(
                 f"measure={self._measure.name!r} does not use a kernel, got kernel={kernel!r}; "
-                "omit it"
+                "omit kernel="
             )
         check_model(model1, "model1")
         first = unwrap(model1)
@@ -193,8 +193,8 @@ class CKA:
             model2_layers = model1_layers
             if second is not first and not selects(second, model1_layers):
                 warnings.warn(
-                    f"model1_layers={model1_layers!r} matches no layer of model2, so all its "
-                    "layers are compared; pass model2_layers= to select some",
+                    f"model1_layers={model1_layers!r} matches no layer of model2, so all layers "
+                    "of model2 are compared; pass model2_layers= to select some",
                     CKAWarning,
                     stacklevel=2,
                 )
@@ -285,7 +285,7 @@ class CKA:
         if len(loaders) == 2 and all(map(shuffles, loaders)):
             warnings.warn(
                 "both data loaders shuffle, each in its own order, so the models get different "
-                "samples; pass one loader, or shuffle=False",
+                "samples; pass one loader for both models, or two loaders with shuffle=False",
                 CKAWarning,
                 stacklevel=2,
             )

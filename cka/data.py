@@ -28,7 +28,8 @@ def model_input(batch: Any) -> Any:
     if isinstance(batch, (list, tuple)):
         if not batch:
             raise InputError(
-                f"got an empty batch, {batch!r}; yield a tensor, (inputs, ...) or a dict"
+                f"the loader yielded an empty batch, {batch!r}; yield a tensor, (inputs, ...) or "
+                "a dict"
             )
         _check_not_samples(batch)
         return model_input(batch[0])
@@ -51,10 +52,10 @@ def _check_not_samples(batch: Any) -> None:
     if len(batch) > _MOST_PARTS or different:
         named = {f"[{at}]": part for at, part in enumerate(tensors)}
         raise InputError(
-            f"a batch is a {type(batch).__name__} of {len(batch)} tensors, {shapes_of(named, 3)}: "
-            "the model would get the first one only. If each is a sample, pass "
-            "feed=lambda model, batch: model(batch) and samples=len; if each is an input of the "
-            "model, pass feed=lambda model, batch: model(*batch)"
+            f"a batch is a {type(batch).__name__} of {len(batch)} tensors "
+            f"({shapes_of(named, 3)}), of which the model would get only the first. If each "
+            "tensor is a sample, pass feed=lambda model, batch: model(batch) and samples=len; if "
+            "each tensor is an input of the model, pass feed=lambda model, batch: model(*batch)"
         )
 
 
@@ -91,7 +92,7 @@ def reason_of_failure(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]
     except TypeError as error:
         write = "feed=lambda model, batch: model(...) to call it with the right arguments"
         if not args:
-            write += ", or remove the entries that it does not accept from the batch"
+            write += ", or remove the entries that the model does not accept from the batch"
         inputs_text = f"a dict of {', '.join(map(str, named))}" if not args else _kind(inputs)
         return f"its forward is called with {inputs_text}, but {error}; pass {write}"
     except ValueError:  # a function without a signature
@@ -105,8 +106,9 @@ def reason_of_failure(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]
     if floats:
         shown = ", ".join(f"{name or 'its input'}: {dtype}" for name, dtype in floats.items())
         return (
-            f"its weights are {' and '.join(sorted(map(str, weights)))}, but {shown}; pass "
-            "cast_inputs=True, or cast_inputs='name' for one entry, or convert it in the loader"
+            f"its weights are {' and '.join(sorted(map(str, weights)))}, but the batch has "
+            f"another dtype ({shown}); pass cast_inputs=True, or cast_inputs='name' to cast one "
+            "entry, or convert the batch in the loader"
         )
     return None
 
@@ -239,8 +241,8 @@ def check_loader(loader: Any, name: str) -> None:
         )
     if isinstance(loader, Tensor) and loader.ndim < 3 and loader.is_floating_point():
         raise InputError(
-            f"{name} is one tensor {tuple(loader.shape)}, which yields its rows as batches; write "
-            "[tensor] if it is one batch, or tensor.split(64)"
+            f"{name} is one tensor {tuple(loader.shape)}, so each of its rows would be a batch; "
+            "write [tensor] if it is one batch, or tensor.split(64) for batches of 64 rows"
         )
     if isinstance(loader, (Mapping, str)) or not hasattr(loader, "__iter__"):
         raise InputError(

@@ -53,7 +53,8 @@ class Agreement:
         if self.only_in_one:
             notes += f"; only one model has {format_labels(self.only_in_one, 4)}"
         if self.constant:
-            notes += f"; not judged, because constant: {format_labels(self.constant, 4)}"
+            constant = format_labels(self.constant, 4)
+            notes += f"; not judged because their output is constant: {constant}"
         if first is None:
             if not self.values:
                 return f"no layer was judged{notes}"
@@ -66,14 +67,15 @@ class Agreement:
         at = names.index(first)
         before = names[at - 1] if at else None
         agrees = (
-            f"{before} before it has {self.values[before]:.6f}, so look at what {first} computes"
+            f"{before}, the layer before, has {self.values[before]:.6f}; look at what {first} "
+            "computes"
             if before is not None
-            else "it is the first layer, so look at it and at the inputs"
+            else "no compared layer runs before it; look at this layer and at its inputs"
         )
         return (
-            f"{first} is the first of {len(self.different)} of {len(names)} layers that differ "
-            f"from the reference: CKA {self.values[first]:.6f}, at least {self.at_least:g} was "
-            f"asked for; {agrees}{notes}"
+            f"{first} is the first of {len(self.different)} layers (of {len(names)}) that differ "
+            f"from the reference. Its CKA is {self.values[first]:.6f} instead of at least "
+            f"{self.at_least:g}; {agrees}{notes}"
         )
 
     def __repr__(self) -> str:
@@ -137,8 +139,9 @@ def same_representations(
     common = {label: other for label, other in renamed.items() if other in columns}
     if not common:
         raise LayerError(
-            f"the models have no layer of the same name: {format_labels(result.model1_layers, 4)} "
-            f"and {format_labels(result.model2_layers, 4)}; pass rename="
+            f"the models have no layer name in common: {format_labels(result.model1_layers, 4)} "
+            f"and {format_labels(result.model2_layers, 4)}; pass rename= to say which names "
+            "belong together"
         )
     nan = result.matrix.isnan()
     rows, columns_of = result.model1_layers, result.model2_layers

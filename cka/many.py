@@ -191,7 +191,10 @@ def compare_many(
     modules = cast("Mapping[str, nn.Module]", models)
     _check(modules, pairs, settings)
     if dataloader is None:
-        raise InputError("compare_many needs a data loader, unless all models are stored features")
+        raise InputError(
+            "compare_many needs a data loader to compare models; pass dataloader=, or the stored "
+            "features of all models"
+        )
     comparison = _ComparisonOfMany(modules, layers, settings)
     return comparison.compare_pairs(dataloader, pairs, progress, (null, bootstrap, generator))
 
@@ -212,25 +215,24 @@ def _of_stored(
     others = [name for name, model in models.items() if not _is_stored(model)]
     if others or len(models) < 2:
         raise InputError(
-            "compare_many compares models, or the stored features of at least two models, but not "
-            "models with stored features; "
+            "compare_many compares either models or the stored features of at least two models, "
             + (
-                f"{others[0]!r} is not stored: save its features with save_features"
+                f"but {others[0]!r} is not stored; save its features with save_features"
                 if others
-                else "got the stored features of one model"
+                else "but got the stored features of only one model; add another"
             )
         )
     if dataloader is not None or layers is not None:
         raise InputError(
-            "stored features have their own batches and layers; omit dataloader and layers, and "
-            "choose them in save_features"
+            "stored features have their own batches and layers; omit dataloader= and layers=, and "
+            "choose both when you call save_features"
         )
     _check_pairs(pairs)
     try:
         checked = StoredSettings(**settings)
     except TypeError as error:
         raise SettingError(
-            f"for stored features, compare_many takes the settings of compare_features: {error}"
+            f"compare_many accepts the settings of compare_features for stored features: {error}"
         ) from None
     numbers = _numbers(len(models), pairs)
     names = list(models)
@@ -306,15 +308,15 @@ def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, A
     _check_pairs(pairs)
     if settings.get("measure", "cka") != "cka":
         raise SettingError(
-            f"compare_many keeps Gram matrices of batches only, but measure="
-            f"{settings['measure']!r} needs the features of all samples; use CKA(one, other, "
-            "measure=...) for each pair, or save_features of each model"
+            "compare_many keeps only Gram matrices of batches, but "
+            f"measure={settings['measure']!r} needs the features of all samples; use CKA(one, "
+            "other, measure=...) for each pair, or call save_features for each model"
         )
     if settings.get("estimator") == "exact":
         raise SettingError(
-            "compare_many keeps Gram matrices of batches only, but estimator='exact' needs the "
+            "compare_many keeps only Gram matrices of batches, but estimator='exact' needs the "
             "features of all samples; use 'unbiased', or CKA(one, other, estimator='exact') for "
-            "each pair, or save_features of each model"
+            "each pair, or call save_features for each model"
         )
     if isinstance(settings.get("mask"), tuple):
         raise SettingError(
@@ -327,6 +329,6 @@ def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, A
         other = names.setdefault(unwrap(model), name)
         if other != name:
             raise InputError(
-                f"{other!r} and {name!r} are the same module, so they have the same weights; "
-                "load each checkpoint into a model of its own, e.g. a copy.deepcopy"
+                f"{other!r} and {name!r} are the same module, so they have the same weights; load "
+                "each checkpoint into its own model, e.g. a copy.deepcopy of the first"
             )

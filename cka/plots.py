@@ -198,8 +198,8 @@ def best_match_lines(
     layers = next(iter(results.values())).model1_layers
     if any(result.model1_layers != layers for result in results.values()):
         raise InputError(
-            "the results have different rows; plot results whose first model has the same layers, "
-            "or one result at a time"
+            "the results have different rows; plot only results whose first model has the same "
+            "layers, or plot one result at a time"
         )
     font = _font_size(len(layers))
     longest = max(

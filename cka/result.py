@@ -186,8 +186,9 @@ class CKAResult:
                 )
         if self.sums is None or other.sums is None:
             raise InputError(
-                f"results of estimator={self.estimator!r}, or of files that do not contain the "
-                "sums, cannot be added; use estimator='unbiased', and compare again"
+                "cannot add results that do not contain their sums, because of "
+                f"estimator={self.estimator!r} or an incomplete file; compare again with "
+                "estimator='unbiased'"
             )
         sums = merge_sums(self.sums, other.sums)
         matrix, error = cka_with_error(sums)

@@ -25,8 +25,9 @@ Samples: TypeAlias = int | str | Sequence[str] | Callable[[Any], int] | None
 """What users write as ``samples=``."""
 
 _WRITE = (
-    'write samples="name" of an entry that has the samples in axis 0, samples=1 if batches are '
-    "(tokens, samples, ...), or samples=function, where function(batch) returns their number"
+    'write samples="name" if that entry of the batch has the samples in axis 0, samples=1 if '
+    "batches are (tokens, samples, ...), or samples=function if function(batch) returns the "
+    "number of samples"
 )
 
 
@@ -105,7 +106,8 @@ class SampleRule:
             return sizes.pop()
         inputs_text = f"of shapes {shapes_of(named)}" if named else "without a tensor"
         raise InputError(
-            f"the number of samples is not known: the model gets inputs {inputs_text}, which "
+            f"the number of samples is not known, because the model gets inputs {inputs_text}, "
+            "which "
             + ("may be a list of samples" if is_list else f"differ in axis {self._axis}")
             + f"; {_WRITE}"
         )
@@ -205,8 +207,8 @@ _NAMES = ("attention_mask", "src_key_padding_mask")
 _DECODER_NAMES = ("decoder_attention_mask", "tgt_key_padding_mask")
 _DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "tgt", *_DECODER_NAMES)
 _WRITE_MASKS = (
-    "write mask=lambda batch: a (samples, tokens) tensor that is 1 for tokens and 0 for padding, "
-    "or mask=None to use every position"
+    "write mask=function, where function(batch) returns a (samples, tokens) tensor with 1 for "
+    "tokens and 0 for padding, or mask=None to use every position"
 )
 
 
@@ -223,8 +225,8 @@ def check_masks(mask: Any) -> tuple[Mask, Mask]:
     if len(masks) != 2 or not all(map(_is_mask, masks)):
         raise SettingError(
             f"cannot use {mask!r} as a mask; write the name of an entry of the batch, a function "
-            "of the batch, a mapping from inputs of the model to names or functions, or None; "
-            "for two models also a pair, one for each"
+            "of the batch, a mapping from inputs of the model to names or functions, or None. For "
+            "two models you may pass a pair, with one of these for each model"
         )
     return masks[0], masks[1]
 
@@ -278,9 +280,9 @@ def check_kinds(batch: Any, masks: Masks, model: nn.Module, samples: int | None)
     kinds = {**find_masks(batch, "auto", model, samples), **masks}
     if len(kinds) > 1 and any(masks.get(kind) is None for kind in kinds):
         raise InputError(
-            'pooling="tokens" needs one mask for each kind of tokens, and this model has '
-            f"several kinds ({' and '.join(kinds)}): add attention_mask and "
-            "decoder_attention_mask to the batch, or write mask={'name of an input': ...}"
+            'pooling="tokens" needs one mask for each kind of tokens, but this model has several '
+            f"kinds ({' and '.join(kinds)}); add attention_mask and decoder_attention_mask to the "
+            f"batch, or write mask={{'name of an input': ...}}"
         )
 
 
@@ -320,10 +322,10 @@ def _token_mask(batch: Any, mask: Source, samples: int | None) -> TokenMask | No
         return _first_named(batch, _NAMES, samples)
     value = entry(batch, mask)
     if value is None:
-        names = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-        raise InputError(
-            f"the batch has no entry {mask!r} for mask= (it is: {names}); {_WRITE_MASKS}"
-        )
+        known = f"it is a {type(batch).__name__}"
+        if isinstance(batch, Mapping):
+            known = f"its entries are {', '.join(map(str, batch))}"
+        raise InputError(f"the batch has no entry {mask!r} for mask= ({known}); {_WRITE_MASKS}")
     return _checked(value, mask, samples)
 
 
@@ -364,7 +366,7 @@ def _checked(value: Any, name: str, samples: int | None) -> TokenMask:
             count,
             name,
             problem=(
-                f"{name} has values other than 0 and 1 ({mask.min().item()} to "
+                f"{name} has values other than 0 and 1 (from {mask.min().item()} to "
                 f"{mask.max().item()}); {_WRITE_MASKS}"
             ),
         )
@@ -378,7 +380,7 @@ def _checked(value: Any, name: str, samples: int | None) -> TokenMask:
             count,
             name,
             problem=(
-                f"{name} has no token, only padding, for {len(empty)} of {len(mask)} samples "
+                f"{name} has only padding and no token for {len(empty)} of {len(mask)} samples "
                 f"(the first is sample {empty[0]} of the batch); leave these samples out of the "
                 "data, or write mask=None to use every position"
             ),

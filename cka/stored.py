@@ -71,7 +71,7 @@ class StoredFeatures:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{path} has no complete features in the format {_SCHEMA!r}; run save_features "
-                "with this folder again: it continues where it was interrupted"
+                "with this folder again to continue where it was interrupted"
             ) from error
         indices = [_index(path, number) for number in range(about["batches"])]
         common = [
@@ -125,13 +125,15 @@ class StoredFeatures:
             InputError: if there is no such layer, or its number of features varies.
         """
         if layer not in self.layers:
-            raise InputError(f"{self.folder} has no layer {layer!r}; it has {self.layers[:6]}")
+            raise InputError(
+                f"{self.folder} has no layer {layer!r}; its first layers are {self.layers[:6]}"
+            )
         parts = [self.batch(number)[layer] for number in range(len(self.batch_sizes))]
         widths = sorted({part.shape[1] for part in parts})
         if len(widths) > 1:
             raise InputError(
                 f"{layer!r} has {' and '.join(map(str, widths))} features in different batches; "
-                'save with pooling="mean"'
+                'save the features again with pooling="mean"'
             )
         return torch.cat([part.float() for part in parts])
 

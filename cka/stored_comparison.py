@@ -121,7 +121,7 @@ class StoredSettings:
         if self.neighbours is not None and self.kernel != "linear":
             raise SettingError(
                 f"measure={self.neighbours.name!r} does not use a kernel, got "
-                f"kernel={self.kernel!r}; omit it"
+                f"kernel={self.kernel!r}; omit kernel="
             )
         resolve_kernel(self.kernel)
 
@@ -179,8 +179,9 @@ def compare_stored(
     for other in several[1:]:
         if other.batch_sizes != sizes:
             raise InputError(
-                f"the stored batches differ: {sizes[:4]} and {other.batch_sizes[:4]} samples (the "
-                "first four); save both from the same loader"
+                f"the stored batches have different sizes: {sizes[:4]} and "
+                f"{other.batch_sizes[:4]} samples (the first four batches); save the features of "
+                "both from the same loader"
             )
     runs: list[Run] = []
     estimators = []
@@ -230,9 +231,9 @@ def _check_padding(several: Sequence[StoredFeatures], number: int) -> None:
         padded = each.padded(number)
         if padded:
             raise InputError(
-                f"{each.folder} has tokens that are padding ({format_labels(padded)}), which only "
-                "estimates from batches can leave out; use estimator='unbiased', or save with "
-                "pooling='mean', 'cls' or 'last'"
+                f"the features in {each.folder} include padding tokens ({format_labels(padded)}), "
+                "which this estimator cannot leave out; use estimator='unbiased', or save the "
+                "features again with pooling='mean', 'cls' or 'last'"
             )
 
 
@@ -281,8 +282,8 @@ def _scales(features: StoredFeatures) -> dict[str, Tensor]:
             parts = sums.setdefault(label, [torch.zeros_like(start), torch.zeros_like(start)])
             if parts[0].shape != wide[0].shape:
                 raise InputError(
-                    f"zscore=True needs the same number of features in every batch, but {label!r} "
-                    'has different ones; save with pooling="mean"'
+                    "zscore=True needs the same number of features in every batch, but the "
+                    f'batches of {label!r} differ; save the features again with pooling="mean"'
                 )
             parts[0] += wide.sum(0)
             parts[1] += wide.square().sum(0)

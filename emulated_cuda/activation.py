@@ -20,10 +20,9 @@ _is_on = False
 _reason: str | None = None
 """What torch lacks, if values were to be computed and are not."""
 _NO_PACKAGES = (
-    "AOTInductor is not supported on the emulated device: code that it compiles has no text from "
-    "which its kernels could be computed, so its results would not be known; compile the model "
-    f"with torch.compile, run the program that torch.export returns, {WITHOUT_VALUES} to measure "
-    "memory only, or use a GPU"
+    "AOTInductor is not supported on the emulated device, which cannot run the machine code that "
+    "AOTInductor writes. Compile the model with torch.compile, run the program that torch.export "
+    f"returns, or use a GPU. To measure memory only, {WITHOUT_VALUES}"
 )
 
 
@@ -37,11 +36,12 @@ def warnings() -> list[str]:
 
     Triton's interpreter stores bfloat16 as integers of 16 bits, which ``tl.dot`` multiplies so.
     """
-    problems = [] if _reason is None else [f"values are not computed: {_reason}"]
+    problems = [] if _reason is None else [f"no values are computed: {_reason}"]
     if os.environ.get("TRITON_INTERPRET", "").lower() in _ON:
         problems.append(
-            "TRITON_INTERPRET is set: Triton's interpreter computes products of bfloat16 wrongly, "
-            "and without an error, so values that its kernels write may be wrong; unset it"
+            "TRITON_INTERPRET is set, and Triton's interpreter computes products of bfloat16 "
+            "matrices wrongly without raising an error. Values that Triton kernels write may be "
+            "wrong; unset TRITON_INTERPRET"
         )
     return problems
 
@@ -65,9 +65,9 @@ def turn_on(path: str, *, required: bool) -> bool:
     missing = torch_private.missing()
     if missing:
         _reason = (
-            f"the emulated device computes values with {', '.join(missing)}, which torch "
-            f"{torch.__version__} lacks; install a version with which the device was tested "
-            f"(torch {torch_versions.RANGE}), or {WITHOUT_VALUES}"
+            f"torch {torch.__version__} lacks {', '.join(missing)}, and the emulated device needs "
+            f"them to compute values; install a tested version (torch {torch_versions.RANGE}), or "
+            f"{WITHOUT_VALUES}"
         )
         if required:
             raise DeviceError(_reason)

@@ -249,8 +249,8 @@ def condition_to_fit(card: Card, left_bytes: int, *, with_nccl: bool = False) ->
         return ""
     users = "the CUDA context, loaded kernels and NCCL" if with_nccl else _WITHOUT_NCCL
     return (
-        f"if {users} take no more than the {_mb(left_bytes)} beside it: {_mb(least)} to "
-        f"{_mb(most)} were seen on such cards"
+        f"if {users} take no more than the {_mb(left_bytes)} that remain; on such cards they took "
+        f"{_mb(least)} to {_mb(most)}"
     )
 
 

@@ -1,12 +1,12 @@
 """The errors that this package raises."""
 
-WITHOUT_VALUES = "switch values off (values=off, values=False or --no-values)"
+WITHOUT_VALUES = "compute no values (values=off, values=False or --no-values)"
 """What their texts advise where memory alone is of interest."""
 
 LOAD_BEFORE = (
-    "load the emulated device before, or do not call torch.cuda.is_available(), "
-    "torch.cuda.device_count() or torch.accelerator at the top of a conftest.py, a plugin or a "
-    "module"
+    "load the emulated device first, and move calls of torch.cuda.is_available(), "
+    "torch.cuda.device_count() and torch.accelerator from the top of conftest.py, plugins and "
+    "modules into functions"
 )
 """What their texts advise if the process has looked for devices."""
 

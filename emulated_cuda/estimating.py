@@ -113,11 +113,13 @@ def estimate(
         arguments_text = json.dumps(arguments)
     except TypeError as error:
         raise TypeError(
-            f"estimate(): {error}; pass numbers, strings, lists and dicts, because the function "
-            "runs in another process"
+            "estimate() cannot pass the arguments to the process that runs the function: "
+            f"{error}; pass only numbers, strings, lists and dicts"
         ) from None
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
-        raise DeviceError(f"estimate(): calls={calls!r}; write a whole number, 1 or more")
+        raise DeviceError(
+            f"estimate() got calls={calls!r}; write a whole number of at least 1, e.g. calls=2"
+        )
     wanted = card_of(card)
     measured = _run(function, wanted, calls, values, arguments_text)
     fits = not measured["ran_out"]
@@ -154,7 +156,10 @@ def _run(
         )
         if not path.exists():
             output = (run.stderr or run.stdout).strip()[-_LAST:]
-            raise DeviceError(f"estimate(): the process that ran {function!r} has ended: {output}")
+            raise DeviceError(
+                f"estimate(): the process that ran {function!r} ended without a result. The end of "
+                f"its output: {output}"
+            )
         answer: dict[str, Any] = json.loads(path.read_text("utf-8"))
     if "error" in answer:
         remedy = "; pass values=True" if "StaleValueError" in answer["error"] else ""
@@ -176,13 +181,15 @@ def main(arguments: Sequence[str]) -> int:
     )
     reader.add_argument("function", help="FILE.py:FUNCTION or MODULE:FUNCTION")
     reader.add_argument(
-        "arguments", nargs="*", metavar="NAME=VALUE", help="arguments of the function: batch=8"
+        "arguments", nargs="*", metavar="NAME=VALUE", help="arguments of the function, e.g. batch=8"
     )
     reader.add_argument("--card", choices=CARDS, default=DEFAULT_CARD)
     reader.add_argument(
-        "--calls", type=int, default=2, metavar="N", help="how often it is called (default: 2)"
+        "--calls", type=int, default=2, metavar="N", help="how many times to call it (default: 2)"
     )
-    reader.add_argument("--values", action="store_true", help="compute values, which takes longer")
+    reader.add_argument(
+        "--values", action="store_true", help="compute the values of tensors, which takes longer"
+    )
     options = reader.parse_intermixed_args(arguments)
     try:
         passed = dict(_argument(text) for text in options.arguments)

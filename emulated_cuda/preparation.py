@@ -49,7 +49,7 @@ def leave_out(path: str) -> None:
         imports.call_after(module, partial(torch_private.measure_no_kernels, module))
 
 
-NO_TIMES = "emulated: no device times (those shown are times of calls on the host)"
+NO_TIMES = "emulated: no device times are known (those shown are of calls on the host)"
 
 
 def label_profiles() -> None:
@@ -128,8 +128,9 @@ def _own_path(file: Any) -> Any:
         _own[path] = path + SUFFIX if exists else path
         if exists:
             print(
-                f"emulated_cuda: no values are computed, so {os.fsdecode(file)} is not "
-                f"overwritten with zeros; they are saved in {os.fsdecode(file)}{SUFFIX}",
+                f"emulated_cuda: {os.fsdecode(file)} is not overwritten, because no values are "
+                "computed and all tensors to save are zeros; the zeros are saved in "
+                f"{os.fsdecode(file)}{SUFFIX} instead",
                 file=sys.stderr,
             )
     return file if _own[path] == path else _own[path]

@@ -82,7 +82,9 @@ def _in_child(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         answer = pipe.read()
     _, status = os.waitpid(process, 0)
     if not answer:
-        return {"error": f"the process ended with status {os.waitstatus_to_exitcode(status)}"}
+        return {
+            "error": (f"the replay's process ended with status {os.waitstatus_to_exitcode(status)}")
+        }
     results: dict[str, Any] = unpacked(answer)
     return results
 

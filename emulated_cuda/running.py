@@ -80,11 +80,11 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
                 yield _why(device.index, device.refusal)
             if _reserves_much_more(process, device):
                 yield (
-                    f"warning: on cuda:{device.index} more than twice was reserved of what tensors "
-                    "took at once. If other libraries did not take it, free blocks were too small "
-                    "or too far apart to be used again: "
+                    f"warning: on cuda:{device.index} more than twice as much was reserved as "
+                    "tensors used at once. If no other library used the rest, free blocks were "
+                    "too small or too far apart to be used again. Set "
                     f"{torch_versions.allocator_variable()}=expandable_segments:True, without "
-                    "max_split_size_mb, lets the allocator join them"
+                    "max_split_size_mb, so that the allocator can join free blocks"
                 )
 
 
@@ -93,9 +93,9 @@ def _reserve_range(device: DeviceUse) -> str:
     late = device.late_reserved_bytes or 0
     lower, upper = sorted((late, device.reserved_bytes))
     return (
-        f"on cuda:{device.index} the reserve depends on when the card is done with what other "
-        f"streams use: at least {_mb(lower)}, expected {_mb(device.reserved_bytes)}, at most "
-        f"{_mb(upper)}"
+        f"on cuda:{device.index} the reserved memory depends on how early the card finishes the "
+        f"work of its streams: at least {_mb(lower)}, expected {_mb(device.reserved_bytes)}, at "
+        f"most {_mb(upper)}"
     )
 
 
@@ -120,21 +120,22 @@ def _why(index: int, refusal: Refusal) -> str:
     free, in_pools = refusal.free_bytes, refusal.free_in_pools_bytes
     if missing <= free:
         largest = f"in blocks of at most {_mb(refusal.largest_free_bytes)}"
-        cause = f"{_mb(free)} free {largest}: fragmentation. {_TRY}"
+        cause = f"{_mb(free)} were free {largest} (fragmentation). {_TRY}"
     elif missing <= free + in_pools:
-        cause = f"{_mb(in_pools)} free in private pools of CUDA graphs and MemPool"
+        cause = f"{_mb(in_pools)} were free, but only in private pools of CUDA graphs and MemPool"
     else:
-        cause = f"{_mb(free + in_pools)} free: at least {_mb(missing - free - in_pools)} too little"
+        free += in_pools
+        cause = f"{_mb(free)} were free, at least {_mb(missing - free)} too little"
     return (
-        f"on cuda:{index}, {_mb(refusal.requested_bytes)} were refused when "
-        f"{_mb(refusal.left_bytes)} of the card were left: {_mb(refusal.in_use_bytes)} of the "
-        f"reserve were in use, {cause}"
+        f"on cuda:{index}, an allocation of {_mb(refusal.requested_bytes)} was refused when "
+        f"{_mb(refusal.left_bytes)} of the card were left. Of the reserved memory, "
+        f"{_mb(refusal.in_use_bytes)} were in use and {cause}"
     )
 
 
 _TRY = (
-    "python -m emulated_cuda --snapshot FILE records it, and python -m pytest_cka_memory replay "
-    "FILE tries other settings of the allocator"
+    "To try other settings of the allocator, record the program with python -m emulated_cuda "
+    "--snapshot FILE and run python -m pytest_cka_memory replay FILE"
 )
 
 
@@ -178,7 +179,7 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
     ended = f"ended early ({process.end})"
     if device.missing_bytes:
         return f"{ended} after an allocation was refused: {missing}"
-    return f"{ended}; it fitted until then, and whether all of it fits is not known"
+    return f"{ended}; it fitted until then, but the rest of the program did not run"
 
 
 def _fits(process: ProcessUse, device: DeviceUse) -> bool | None:
@@ -229,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     reader = parser()
     options = reader.parse_args(arguments)
     if not options.program:
-        reader.error("write the script to run, or -m and a module")
+        reader.error("no program to run; write a script, or -m and the name of a module")
     try:
         card = card_of(options.card)
         total_bytes = _bytes(options.memory) if options.memory else card.total_bytes
@@ -293,8 +294,8 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m emulated_cuda",
         usage="%(prog)s [options] (script.py | -m module) [arguments of the program ...]",
-        description="Run a Python program on CUDA cards that this machine does not have. Its child "
-        "processes have them too. At the end, each process that used a card is listed.",
+        description="Run a Python program, and the processes that it starts, on CUDA cards that "
+        "this machine does not have. At the end, each process that used a card is listed.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -309,40 +310,40 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--memory",
         metavar="SIZE",
-        help="memory of each card, such as 40GB (default: as the card has)",
+        help="memory of each card, such as 40GB (default: that of the real card)",
     )
     parser.add_argument(
         "--no-values",
         dest="values",
         action="store_false",
-        help="compute no values on the devices: this is faster, and takes the same memory unless a "
-        "size depends on a value",
+        help="do not compute the values of tensors; the program runs faster, and takes the same "
+        "memory unless a size depends on a value",
     )
     parser.add_argument(
         "--late-events",
         action="store_true",
-        help="treat an event as done only when the host must know that it is, so blocks that other "
-        "streams used are freed as late as on a card that is far behind the host",
+        help="imitate a card that is far behind the host: an event is done only when the host has "
+        "to wait for it, so blocks that several streams used are freed as late as possible",
     )
     parser.add_argument(
         "--reserve-range",
         action="store_true",
-        help="run the program twice, the first time with --late-events and its output hidden, and "
-        "print the two values between which the reserved memory lies",
+        help="run the program twice, first with --late-events and without showing its output, and "
+        "print the lowest and the highest reserved memory",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="write the memory of each process to this file"
+        "--json", type=Path, metavar="PATH", help="write each process's memory to this JSON file"
     )
     parser.add_argument(
         "--snapshot",
         type=Path,
         metavar="FILE",
-        help="write torch's recording of all allocations to this file, for python -m "
-        "pytest_cka_memory snapshot and replay; each further process writes a file "
-        "with a name of its own",
+        help="write torch's recording of all allocations to this file, which python -m "
+        "pytest_cka_memory snapshot and replay can read; each process that the program starts "
+        "writes its own file",
     )
     parser.add_argument(
-        "-m", dest="module", action="store_true", help="the program is a module, as for python -m"
+        "-m", dest="module", action="store_true", help="run a module, as python -m does"
     )
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -377,14 +378,13 @@ def _command(program: Sequence[str], is_module: bool) -> list[str]:
     for option in options:
         if re.match(_IGNORING_THE_ENVIRONMENT, option):
             raise DeviceError(
-                f"python {option}: the device is passed to the program in environment variables, "
-                f"which Python ignores with -I and -E, and by a module, which Python does not "
-                f"import with -S; leave out that option"
+                f"python {option} would hide the emulated device from the program: with -I and -E "
+                f"Python ignores its environment variables, with -S its module. Leave out {option}"
             )
     if not is_module and not os.path.exists(program[0]):
         raise DeviceError(
-            f"there is no file {program[0]!r}; for a module write -m before its name, and for "
-            f"torchrun write -m torch.distributed.run"
+            f"there is no file {program[0]!r}; to run a module write -m before its name, and to "
+            "run torchrun write -m torch.distributed.run"
         )
     return [sys.executable, *options, *(["-m"] if is_module else []), *program]
 

@@ -160,8 +160,8 @@ def warning_about(version: str | None) -> str | None:
     if numbers is None or (int(numbers[1]), int(numbers[2])) <= NEWEST_TRIED:
         return None
     return (
-        f"not yet tried with torch {numbers[1]}.{numbers[2]}; figures of torch's allocator are "
-        f"still torch's own"
+        f"emulated_cuda has not been tried with torch {numbers[1]}.{numbers[2]}. torch's own "
+        "allocator still counts the memory of tensors, but other figures may be wrong"
     )
 
 

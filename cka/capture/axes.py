@@ -22,8 +22,8 @@ Shape: TypeAlias = tuple[int, ...]
 
 _SAMPLES, _POSITIONS, _FEATURES, _REST = "n", "thw", "cd", "..."
 _WRITE = (
-    "write axes={'layer or glob': 'ntd'}: n is the samples, t (or h, w) tokens or other positions, "
-    "d (or c) features, and ... any further features"
+    "write axes={'layer or glob': 'ntd'} with one letter for each axis (n: samples; t, h or w: "
+    "tokens or other positions; c or d: features) and ... for further axes of features"
 )
 
 _FEATURES_SECOND = (
@@ -152,7 +152,7 @@ class AxesOfLayers:
         missing = len(shape) - len(before) - len(after)
         if missing < 0 or (missing and not rest):
             raise InputError(
-                f"axes= says {letters!r} for the output of {call.label!r}, which has "
+                f"axes= says {letters!r} for the output of {call.label!r}, but this output has "
                 f"{len(shape)} axes, {shape}; {_WRITE}"
             )
         expanded = before + "d" * missing + after
@@ -172,8 +172,8 @@ class AxesOfLayers:
         why = next(iter(self.probed.problems.values()), "")
         raise InputError(
             f"the output of {call.label!r}, of shape {tuple(tensor.shape)}, may have padding "
-            f"tokens, but it is not known in which axis, because the model could not be run on "
-            f"fewer tokens ({why}); {_WRITE}, or pass mask=None"
+            "tokens. To find their axis, CKA runs the model on fewer tokens too, but this failed "
+            f"({why}); pass mask=None, or {_WRITE}"
         )
 
     # --- samples ---
@@ -203,9 +203,9 @@ class AxesOfLayers:
         if len(equal) > 1:
             why = f" ({self.probed.problem})" if self.probed.problem else ""
             raise InputError(
-                f"the output of {call.label!r}, of shape {shape}, has {samples} samples, but "
-                f"more than one axis of that size, and the model could not be run on fewer "
-                f"samples to tell them apart{why}; {_WRITE}"
+                f"the output of {call.label!r}, of shape {shape}, has more than one axis of "
+                f"{samples}, the number of samples. To tell them apart, CKA runs the model on "
+                f"fewer samples too, but this failed{why}; {_WRITE}"
             )
         return 0 if equal == [0] else None
 
@@ -226,10 +226,10 @@ class AxesOfLayers:
             return
         raise InputError(
             f"{call.label!r} has batch_first={own}, so it expects the samples in axis {1 - axis} "
-            f"of its input, but they are in axis {axis} (output {shape}, "
-            f"{shape[axis]} samples); pass samples=1 if the batches are (tokens, samples, ...), "
-            f"give the layer batch_first={not own}, or keep it as it is and "
-            f"write axes={{{call.name!r}: {'ntd' if axis == 0 else 'tnd'!r}}}"
+            f"of its input, but they are in axis {axis} (output {shape}, {shape[axis]} samples); "
+            "pass samples=1 if the batches are (tokens, samples, ...). Otherwise give the layer "
+            f"batch_first={not own}, or keep the layer as it is and write "
+            f"axes={{{call.name!r}: {'ntd' if axis == 0 else 'tnd'!r}}}"
         )
 
     # --- positions ---
@@ -289,11 +289,11 @@ class AxesOfLayers:
         names = list(self.probed.problems)
         if len(names) > 1:
             raise InputError(
-                f"it is not known whether the output of {call.label!r}, of shape {shape}, has the "
-                f"tokens of input {' or '.join(map(repr, names))}. To find out, CKA runs the model "
-                f"on fewer tokens too, but this failed ({self.probed.problems[names[0]]}). Write "
-                "mask=None, or pass the mask of only one input and compare only layers that have "
-                "the tokens of that input"
+                f"CKA cannot tell whether the output of {call.label!r}, of shape {shape}, has the "
+                f"tokens of input {' or '.join(map(repr, names))}. To find out, CKA runs the "
+                f"model on fewer tokens too, but this failed ({self.probed.problems[names[0]]}). "
+                "Write mask=None, or pass the mask of only one input and compare only layers that "
+                "have the tokens of that input"
             )
         return {positions[0]: names[0]}
 

@@ -193,9 +193,9 @@ class Capture(Generic[T]):
             return values
         if self._record.samples is None:
             raise InputError(
-                f"the number of samples in the batch is not known, because feed= ran the layer "
+                "the number of samples in the batch is not known, because feed= ran the layer "
                 f"{call.label!r} (output {tuple(tensor.shape)}) without calling the model first; "
-                "pass a function that returns it, e.g. samples=lambda batch: len(batch[0])"
+                "pass a function that returns the number, e.g. samples=lambda batch: len(batch[0])"
             )
         layout = self._axes.of(call, module, values, self._record.samples)
         if isinstance(layout, Unknown):

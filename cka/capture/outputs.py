@@ -124,34 +124,38 @@ _DTYPES = frozenset(
 class LeftOut(Enum):
     """Why a layer is left out of a comparison; the value is the text of the warning."""
 
-    NOT_IN_EVERY_BATCH = "layers that did not run in every batch are left out"
+    NOT_IN_EVERY_BATCH = "layers are left out because they did not run in every batch"
     NO_BATCH = (
-        "layers whose output has no axis with one entry for each sample of the batch are left out "
-        "(pass pick= to choose another tensor, or axes= to name the axis)"
+        "layers are left out because their output has no axis with one entry for each sample of "
+        "the batch (pass pick= to choose another tensor, or axes= to name the axis)"
     )
     PADDED_DIMENSIONS = (
-        "layers whose output has tokens in more than one axis, as attention weights have, are "
-        "left out, because padding is not neutral in it (pass pick= to choose a tensor of "
+        "layers are left out because their output has tokens in more than one axis, as attention "
+        "weights have, and padding would change the result (pass pick= to choose a tensor of "
         "(samples, tokens, features), or mask=None)"
     )
     TOKENS_UNKNOWN = (
-        "layers with more than three axes are left out, because the model could not be run on "
-        "fewer tokens to find those with padding (pass axes= to name them, or mask=None)"
+        "layers are left out because their output has more than three axes, and the model could "
+        "not be run on fewer tokens to find those with padding (pass axes= to name the axes, or "
+        "mask=None)"
     )
     NO_VALUES = (
-        "layers whose output has no values to compare (sparse, nested, on the meta device, or of "
-        "a dtype without arithmetic) are left out (pass pick= to convert it)"
+        "layers are left out because their output has no values to compare (it is sparse, nested, "
+        "on the meta device, or of a dtype without arithmetic; pass pick= to convert it)"
     )
     OTHER_TOKENS = (
-        'with pooling="tokens" each token is a sample, so layers whose output does not have the '
-        "same tokens as the first layer are left out (select layers with the same tokens, or pass "
-        "axes= to name the token axis)"
+        'layers are left out because pooling="tokens" takes each token for a sample, and their '
+        "output does not have the same tokens as the first layer (select layers with the same "
+        "tokens, or pass axes= to name the token axis)"
     )
-    SCRIPTED = "layers that are scripted or traced are left out, because torch.jit calls no hooks"
+    SCRIPTED = (
+        "layers are left out because they are scripted or traced, and torch.jit calls no hooks "
+        "(compare the modules from which they were made)"
+    )
     WIDTH_VARIES = (
-        "layers with another number of features per sample in another batch are left out, because "
-        'the exact estimator needs the same number in all (pass pooling="mean", pad all batches '
-        'to one length, or use estimator="unbiased")'
+        "layers are left out because their number of features per sample differs between batches, "
+        'and the exact estimator needs the same number in all (pass pooling="mean", pad all '
+        'batches to one length, or use estimator="unbiased")'
     )
 
 
@@ -194,10 +198,10 @@ class OutputReader:
         for name, count in (("null", null), ("bootstrap", bootstrap)):
             if count is not None and self.tokens_are_samples:
                 raise SettingError(
-                    f"pooling='tokens' does not support {name}=, got {name}={count}: the tokens of "
-                    "one text depend on each other, so they cannot be resampled one by one; omit "
-                    "it (result.standard_error is over batches), or use pooling='mean', 'cls' or "
-                    "'last', whose samples are texts"
+                    f"pooling='tokens' does not support {name}=, got {name}={count}, because the "
+                    "tokens of one text depend on each other and cannot be resampled one by one; "
+                    "omit the argument (result.standard_error is over batches), or use "
+                    "pooling='mean', 'cls' or 'last', whose samples are texts"
                 )
 
     def find(self, name: str, output: Any) -> Tensor | None:

@@ -143,9 +143,9 @@ class Prober:
         if len(alternatives) > 1:
             inputs = [next(iter(plan)) for plan, _, _ in alternatives]
             raise InputError(
-                f"{mask.name} has {mask.count} tokens, and several inputs of the model have as "
-                f"many: {' and '.join(map(repr, inputs))}; write mask={{{inputs[0]!r}: ...}} with "
-                "the input to which the mask belongs"
+                f"{mask.name} has {mask.count} tokens, but so do several inputs of the model "
+                f"({' and '.join(map(repr, inputs))}); name the input to which the mask belongs, "
+                f"e.g. mask={{{inputs[0]!r}: ...}}"
             )
         _, fewer, shapes = alternatives[0]
         probed.tokens[name] = (mask.count, fewer, shapes)

@@ -278,8 +278,8 @@ class NullDistribution:
         smallest = 1 / (1 + len(self.values))
         if not smallest <= level < 1:
             raise SettingError(
-                f"with {len(self.values)} permutations the smallest p-value is {smallest:.2g}, but "
-                f"level={level}; write a level from {smallest:.2g} to below 1, or use more "
+                f"{len(self.values)} permutations give a p-value of at least {smallest:.2g}, but "
+                f"got level={level}; write a level from {smallest:.2g} to below 1, or use more "
                 "permutations"
             )
         return self.p_value <= level

@@ -73,8 +73,8 @@ def check_estimator(estimator: str) -> None:
     """
     if estimator == "sampled_neurons":
         raise SettingError(
-            "estimator='sampled_neurons' needs features, and a Gram matrix does not have them; "
-            "use cka_from_features or CKA, or 'unbiased' or 'biased' here"
+            "estimator='sampled_neurons' needs features, not Gram matrices; use cka_from_features "
+            "or CKA, or write estimator='unbiased' or 'biased'"
         )
     if estimator not in get_args(HSICEstimator):
         raise SettingError(

@@ -376,8 +376,8 @@ def check_linear(kernel: Kernel) -> None:
     """
     if kernel is not linear_gram:
         raise SettingError(
-            "estimator='sampled_neurons' needs kernel='linear', whose matrix is a sum over "
-            f"features, got {kernel!r}; omit kernel=, or use estimator='unbiased'"
+            f"estimator='sampled_neurons' requires kernel='linear', got kernel={kernel!r}; omit "
+            "kernel=, or use estimator='unbiased'"
         )
 
 
@@ -394,6 +394,6 @@ class _UserKernel:
             returned = tuple(gram.shape) if isinstance(gram, Tensor) else type(gram).__name__
             raise InputError(
                 f"the kernel must map features {tuple(rows.shape)} to a Gram matrix {expected}, "
-                f"it returned {returned}; write e.g. lambda x: x @ x.T"
+                f"but it returned {returned}; write e.g. lambda x: x @ x.T"
             )
         return real_float(gram)

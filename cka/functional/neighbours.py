@@ -272,9 +272,9 @@ def check_estimator_of(measure: Measure | None, estimator: str | None) -> str:
     if estimator in (None, "exact"):
         return "exact"
     raise SettingError(
-        f"measure={measure.name!r} does not support estimator={estimator!r}: the nearest "
-        "neighbours of a sample within a batch are not those among all samples, so a mean over "
-        "batches is biased; use estimator='exact', which stores the features of all samples"
+        f"measure={measure.name!r} does not support estimator={estimator!r}, because the "
+        "neighbours of a sample within its batch are not its nearest neighbours among all "
+        "samples; use estimator='exact', which stores the features of all samples"
     )
 
 
@@ -375,7 +375,9 @@ def measure_from_features(x: Tensor, y: Tensor, *, measure: str | Measure) -> Te
     """
     chosen = resolve_measure(measure)
     if chosen is None:
-        raise SettingError("measure='cka' of features is cka_from_features(x, y)")
+        raise SettingError(
+            "measure='cka' is computed by another function; call cka_from_features(x, y)"
+        )
     if len(x) != len(y):
         raise InputError(
             f"features have different sample counts: {len(x)} and {len(y)}; compute row i of both "

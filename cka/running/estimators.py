@@ -46,7 +46,7 @@ def check_settings(estimator: str, hsic_batch_size: int | None) -> None:
     if estimator == "exact":
         raise SettingError(
             f"the exact estimator does not split batches, got hsic_batch_size={hsic_batch_size}; "
-            "omit it"
+            "omit hsic_batch_size="
         )
     if hsic_batch_size < 4:
         raise SettingError(
@@ -171,8 +171,8 @@ class SmallerParts:
             return None
         return (
             f"{measured / total:.0%} of the time goes into Gram matrices of {samples} samples; "
-            f"hsic_batch_size={PART} would take less than half of the time (the estimate stays "
-            "unbiased; its standard error is a little larger, for unrelated layers twice as large)"
+            f"pass hsic_batch_size={PART} to take less than half of the time (the estimate stays "
+            "unbiased; its standard error grows a little, and for unrelated layers doubles)"
         )
 
 

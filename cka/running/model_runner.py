@@ -55,8 +55,8 @@ def check_model(model: object, name: str) -> None:
         )
     if isinstance(unwrap(model), torch.jit.ScriptModule):
         raise InputError(
-            f"{name} is a scripted or traced model ({type(unwrap(model)).__name__}): torch.jit "
-            "calls no hooks of its layers, so their outputs cannot be read; pass the nn.Module "
+            f"{name} is a scripted or traced model ({type(unwrap(model)).__name__}), whose "
+            "layers' outputs cannot be read because torch.jit calls no hooks; pass the nn.Module "
             "from which it was made, with the same weights"
         )
 
@@ -118,8 +118,8 @@ def check_cast(cast: Any) -> bool | tuple[str, ...]:
     if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
         return tuple(names)
     raise SettingError(
-        f"cannot use {cast!r} as cast_inputs; write True for all floating-point inputs, or the "
-        "names of some entries of the batch"
+        f"cannot use {cast!r} as cast_inputs; write True to cast all floating-point inputs, or "
+        "the names of the entries of the batch to cast"
     )
 
 
@@ -227,8 +227,8 @@ class ModelRunner:
                 f"{format_labels(self.capture.names)}); select other layers, or pass samples=, "
                 "axes= or pick="
                 + (
-                    ". To find the axis of the samples, the model was also run on fewer samples, "
-                    f"and raised {problem}"
+                    ". CKA also ran the model on fewer samples to find the axis of the samples, "
+                    f"but the model raised {problem}"
                     if problem
                     else ""
                 )

@@ -128,8 +128,8 @@ def check_same_tokens(of_models: Sequence[TokenSamples | None]) -> None:
         at = int((first.counts != last.counts).nonzero()[0])
         counts = f"{int(first.counts[at])} and {int(last.counts[at])} tokens of sample {at}"
     raise InputError(
-        f'pooling="tokens" needs the same tokens in both models, but they have {counts} of a '
-        "batch; select layers with the same tokens, or, if two tokenizers cut the text "
+        'pooling="tokens" needs the same tokens in both models, but in one batch they have '
+        f"{counts}; select layers with the same tokens. If two tokenizers cut the text "
         "differently, align the rows of both with cka.align_tokens and pass them to "
         "cka_from_features"
     )
@@ -193,8 +193,8 @@ def nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) 
             ("CKA is NaN for layers whose output is the same for every sample", constant),
             ("CKA is NaN for layers whose output contains NaN or infinity", not_finite),
             (
-                "CKA is NaN for layers with too few features or samples for "
-                'estimator="sampled_neurons", whose corrected HSIC is not positive',
+                "CKA is NaN for layers with too few features or samples, because "
+                'estimator="sampled_neurons" corrects their HSIC to 0 or less',
                 negative,
             ),
         ]

@@ -77,13 +77,13 @@ class Resamples:
                 )
         if bootstrap is not None and estimator == "sampled_neurons":
             raise SettingError(
-                f"estimator='sampled_neurons' does not support a bootstrap, got "
-                f"bootstrap={bootstrap}; omit it, or use estimator='unbiased'"
+                "estimator='sampled_neurons' does not support a bootstrap, got "
+                f"bootstrap={bootstrap}; omit bootstrap=, or use estimator='unbiased'"
             )
         if bootstrap is not None and measure is not None and not measure.has_bootstrap:
             raise SettingError(
                 f"measure={measure.name!r} does not support a bootstrap, got "
-                f"bootstrap={bootstrap}; omit it, or use measure='cka' or 'mutual_knn'"
+                f"bootstrap={bootstrap}; omit bootstrap=, or use measure='cka' or 'mutual_knn'"
             )
         kinds = (PERMUTATIONS, BOOTSTRAP) if measure is None else kinds_of(measure)
         # A generator that is not needed keeps its state.
@@ -257,17 +257,17 @@ class Run:
     def _no_batch(self) -> str:
         least = self._estimator.min_samples
         if not self._skipped_sizes and self.samples:
-            return f"{self.samples} samples are too few; the estimator needs at least 4 in all"
+            return f"{self.samples} samples are too few; pass at least 4 samples in all"
         if not self._skipped_sizes:
             return (
-                f"no batch had at least {least} samples, because the loader yielded none; a "
-                "generator can be used only once, so pass a list or a DataLoader"
+                f"no batch had at least {least} samples, because the loader yielded no batch. A "
+                "generator can be used only once; pass a list or a DataLoader"
             )
         shapes = f", the first of shapes {self._first_skipped}" if self._first_skipped else ""
         return (
             f"no batch had at least {least} samples ({len(self._skipped_sizes)} smaller ones were "
-            f"skipped{shapes}); use larger batches, or pass samples= if the samples are not in "
-            "axis 0, and feed= if a batch is a list of samples"
+            f"skipped{shapes}); use larger batches. Pass samples= if the samples are not in axis "
+            "0, and feed= if a batch is a list of samples"
         )
 
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
@@ -355,22 +355,22 @@ class Run:
                 labels += runner.rows.labels_left_out(reason)
         return named_warnings(
             [
-                ("layers that never ran are left out", never_ran),
+                ("layers are left out because they never ran", never_ran),
                 *((reason.value, labels) for reason, labels in left_out.items()),
                 (
                     "the mask is not applied to layers whose number of tokens differs from the "
-                    "mask's; all their positions are used (pass mask= for their tokens, or "
-                    "mask=None)",
+                    "mask's; all positions of these layers are used (pass mask= for their tokens, "
+                    "or mask=None)",
                     other_tokens,
                 ),
                 (
-                    "the pooling is not applied to layers whose positions are not known, or are "
-                    "in several axes; all their values are used (pass axes= to name the axes)",
+                    "pooling is not applied to layers whose positions are unknown or in several "
+                    "axes; all values of these layers are used (pass axes= to name the axes)",
                     not_pooled,
                 ),
                 (
-                    f"batches with fewer than {self._estimator.min_samples} samples are left out, "
-                    "of sizes",
+                    f"batches with fewer than {self._estimator.min_samples} samples are left out; "
+                    "their numbers of samples",
                     [str(size) for size in self._skipped_sizes],
                 ),
             ]
@@ -418,7 +418,7 @@ class SimultaneousRuns:
             if number > 0 and batches[0] is batches[-1] and _versions(batches[0]) != before:
                 raise InputError(
                     f"model{number} changes its input in place, so model{number + 1} would get a "
-                    "different input; pass a second data loader, or feed= with a copy of the batch"
+                    "changed input; pass a second data loader, or a feed= that copies the batch"
                 )
             records[number] = runner.run(batches[min(number, len(batches) - 1)])
             self._add_pairs(records, number)

@@ -102,7 +102,8 @@ void forget_writes(const void* start, size_t size) {
 static int check_read(const void* to, const void* from, size_t size) {
   if (!values_are_computed || phase() != kNoOperator || !unknown_work_counted()) return kSuccess;
   if (!is_on_device(from) || is_on_device(to) || is_known(from, size)) return kSuccess;
-  return refuse("Reading memory that a kernel may have written", "No kernel of your own is computed.");
+  return refuse("Reading memory that a kernel may have written",
+                "Kernels of your own are not computed: write them in Triton, or use a GPU.");
 }
 // Without values nobody computes with what is copied to a device. Large copies, which are weights and data,
 // leave zeros there: neither their pages nor as many of the device's have to be in memory. Large copies back, such
@@ -197,7 +198,7 @@ static int filled(void* start, int value, size_t size, Stream stream) {
     // Without values no phase is known inside of torch's operators, which fill their semaphores, and a
     // replay computes nothing.
     if (!values_are_computed) return kSuccess;
-    return refuse("cudaMemsetAsync", "A fill outside of torch's operators cannot be captured.");
+    return refuse("cudaMemsetAsync", "Capture a fill by an operator of torch, such as tensor.zero_(), instead.");
   }
   if (!value && is_on_device(start)) zero((char*)start, size);
   else memset(start, value, size);
@@ -215,7 +216,7 @@ int fill_elements(void* start, size_t pitch, unsigned value, int size, size_t wi
   count_work();
   profiled.fill(start, value, width * size * height, stream);
   if (phase() != kNoOperator) return kSuccess;
-  if (capture_of(stream)) return refuse("cuMemsetD*", "A fill outside of torch's operators cannot be captured.");
+  if (capture_of(stream)) return refuse("cuMemsetD*", "Capture a fill by an operator of torch, such as tensor.zero_(), instead.");
   for (size_t row = 0; row < height; ++row) {
     char* first = (char*)start + row * pitch;
     for (size_t i = 0; i < width; ++i) memcpy(first + i * size, &value, size);  // little-endian

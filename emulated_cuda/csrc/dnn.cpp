@@ -56,7 +56,7 @@ static Descriptor describe_card() {
       set(described, kDeviceJson, kTypeText, (int64_t)strlen(json) + 1, json) ||
       real<int(Descriptor)>("cudnnBackendFinalize")(described))
     refuse_by_exception("cudnnBackendFinalize",
-                        "cuDNN cannot plan for this card without a GPU. Name another card, or set "
+                        "cuDNN cannot plan this operation for this card. Emulate another card, or set "
                         "torch.backends.cudnn.enabled = False.");
   return described;
 }

@@ -24,25 +24,25 @@ constexpr Advice kAdvices[] = {  // of the part of a name after "cu" or "cuda"; 
     {"MallocMipmapped", "Textures, surfaces and arrays are not emulated: use linear memory."},
     {"CreateTexture", "Textures, surfaces and arrays are not emulated: use linear memory."},
     {"CreateSurface", "Textures, surfaces and arrays are not emulated: use linear memory."},
-    {"Graph", "Graphs are captured from streams: nodes added by hand and changes of a graph are not emulated."},
+    {"Graph", "Capture the graph from a stream: nodes added by hand and changes of a graph are not emulated."},
     {"Ipc", "Memory of the device cannot be sent to another process: send tensors on the CPU, or use a GPU."},
-    {"Import", "Memory of other programs and devices cannot be imported: use a GPU."},
-    {"External", "Memory of other programs and devices cannot be imported: use a GPU."},
+    {"Import", "Memory of other programs or devices cannot be imported: use a GPU."},
+    {"External", "Memory of other programs or devices cannot be imported: use a GPU."},
     {"MemAllocManaged", "Managed memory is not emulated: allocate device memory, or use a GPU."},
     {"MallocManaged", "Managed memory is not emulated: allocate device memory, or use a GPU."},
-    {"MemPool", "Of memory pools only what one process does is emulated: use torch's allocator, or a GPU."},
+    {"MemPool", "Memory pools are emulated within one process only: use torch's allocator, or a GPU."},
     {"Multicast", "Symmetric memory is not emulated: use a GPU."},
     {"Link", "Kernels are not linked at run time: load a cubin, or use a GPU."},
     {"Library", "Variables and kernels of libraries are not emulated: use a GPU."},
     {"Module", "Variables of modules are not emulated: use a GPU."},
-    {"DevResource", "Of a card's resources only multiprocessors are emulated: give a number of them."},
-    {"DevSm", "Split multiprocessors by count (cuDevSmResourceSplitByCount), or use a GPU."},
+    {"DevResource", "Multiprocessors are the only emulated resource of a card: ask for a number of multiprocessors."},
+    {"DevSm", "Split multiprocessors by their number (cuDevSmResourceSplitByCount), or use a GPU."},
 };
 const char* advice_of(const char* function) {
   const char* topic = function + (strncmp(function, "cuda", 4) ? 2 : 4);
   for (const Advice& advice : kAdvices)
     if (!strncmp(topic, advice.prefix, strlen(advice.prefix))) return advice.text;
-  return "Do without it, or use a GPU.";
+  return "Leave out this call, or use a GPU.";
 }
 }  // namespace
 

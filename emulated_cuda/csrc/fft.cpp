@@ -17,7 +17,7 @@ constexpr int kInvalidPlan = 1, kExecutionFailed = 6;                      // cu
 constexpr int kMostDimensions = 3;
 constexpr const char* kAdvice =
     "The workspace of a transform of this length or type is not known without a GPU: choose a length without large "
-    "prime factors, compute this on the CPU (tensor.cpu()), or measure on a GPU.";
+    "prime factors, call the operator on the CPU (tensor.cpu()), or measure on a GPU.";
 
 // ---- Workspaces ----
 

@@ -103,9 +103,9 @@ bool machine_has(size_t size) {
   taken_since = 0;  // torch gives the pieces back
   has_problem = is_problem_new = true;
   snprintf(problem_text, sizeof problem_text,
-           "out of memory of this machine, not of the emulated card: %zu MB were asked for, and %zu of %zu MB are "
-           "available here. To measure memory only, compute no values (--no-values, values=off or values=False), "
-           "which takes hardly any; otherwise use a smaller batch or a machine with more memory",
+           "out of memory of this machine, not of the emulated card: %zu MB were asked for, but only %zu of %zu MB are "
+           "available. To measure memory only, compute no values (values=off, values=False or --no-values), which "
+           "takes hardly any memory; otherwise use a smaller batch or a machine with more memory",
            size / kMiB, last.available / kMiB, last.total / kMiB);
   return false;
 }

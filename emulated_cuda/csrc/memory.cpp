@@ -373,7 +373,7 @@ static size_t size_of(int which) {
 }
 static int refuse_attribute(const char* function) {
   KeepLastError keep;
-  return refuse(function, "This attribute of a pointer is not known.");
+  return refuse(function, "This attribute of a pointer is not emulated: leave out this call, or use a GPU.");
 }
 API int cuPointerGetAttribute(void* value, int which, DevicePointer pointer) {
   constexpr int kReadAndWrite = 3;

@@ -77,7 +77,8 @@ std::atomic<int> refuses_launches{0};
 int launch(const void* handle, Dim3 grid, Dim3 block, size_t shared, Stream stream, void** arguments) {
   if (refuses_launches) {
     KeepLastError keep;
-    return refuse("A launch of a kernel without torch", "No kernel of your own is computed; import torch for Triton's.");
+    return refuse("A launch of a kernel without torch",
+                  "Import torch first for kernels of Triton; kernels of your own are not computed.");
   }
   ProfiledCallScope profiled(kCallDriverLaunch);
   if (int error = check_launch(grid, block, shared, stream)) return error;

@@ -96,7 +96,8 @@ API int cudaMemPoolCreate(void** out, const PoolProperties* wanted) {
   constexpr int kPinned = 1, kDevice = 1;
   make_driver_ready();
   if (wanted->location_type != kDevice || wanted->handle_types)
-    return refuse("cudaMemPoolCreate", "Only pools of device memory that no other process uses are emulated.");
+    return refuse("cudaMemPoolCreate",
+                  "Create a pool of device memory that is not shared with other processes, or use a GPU.");
   if (wanted->allocation_type != kPinned) return fail(kInvalidValue);
   if (!is_device(wanted->location)) return fail(kInvalidDevice);
   std::lock_guard<std::mutex> guard(memory_mutex);

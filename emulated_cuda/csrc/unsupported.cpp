@@ -31,8 +31,8 @@ void refuse_by_exception(const char* function, const char* advice) {
 
 namespace graphs {
 constexpr const char* kAdvice =
-    "Graphs are captured from streams: nodes added by hand, conditional nodes and the reuse of memory within a "
-    "capture (graph_capture_record_stream_reuse) are not emulated.";
+    "Capture the graph from a stream: nodes added by hand, conditional nodes and the reuse of memory within a capture "
+    "(graph_capture_record_stream_reuse) are not emulated.";
 REFUSED(cudaStreamBeginCaptureToGraph) REFUSED(cudaStreamUpdateCaptureDependencies) REFUSED(cudaGraphAddEmptyNode)
 REFUSED(cudaGraphAddNode) REFUSED(cudaGraphConditionalHandleCreate) REFUSED(cudaGraphNodeGetDependencies)
 REFUSED(cudaGraphNodeGetType)
@@ -68,22 +68,22 @@ REFUSED(cudaLibraryLoadFromFile) REFUSED(cudaLibraryUnload)
 
 namespace sparse {
 constexpr const char* kAdvice =
-    "The workspaces of this library are not known without a GPU: compute this on the CPU (tensor.cpu()), or measure "
+    "The workspaces of cuSPARSE are not known without a GPU: call the operator on the CPU (tensor.cpu()), or measure "
     "on a GPU.";
 RAISED(cusparseCreate)
 }  // namespace sparse
 
 namespace semi_structured {
 constexpr const char* kAdvice =
-    "Weights with 2:4 sparsity are not emulated: keep the dense weight, whose product has the same values "
-    "(leave out torch.sparse.to_sparse_semi_structured), or use a GPU.";
+    "Weights with 2:4 sparsity are not emulated: leave out torch.sparse.to_sparse_semi_structured (the dense weight "
+    "gives the same values), or use a GPU.";
 // torch calls the second alone if it was refused before.
 RAISED(cusparseLtInit) RAISED(cusparseLtStructuredDescriptorInit)
 }  // namespace semi_structured
 
 namespace blas {
 constexpr const char* kAdvice =
-    "Its result is needed on the host, and no kernel runs: compute this on the CPU (tensor.cpu()), or use a GPU.";
+    "The host needs its result, but no kernel runs: call the operator on the CPU (tensor.cpu()), or use a GPU.";
 RAISED(cublasIsamax_v2) RAISED(cublasIdamax_v2) RAISED(cublasIcamax_v2) RAISED(cublasIzamax_v2)
 RAISED(cublasIsamin_v2) RAISED(cublasIdamin_v2) RAISED(cublasIcamin_v2) RAISED(cublasIzamin_v2)
 RAISED(cublasSasum_v2) RAISED(cublasDasum_v2) RAISED(cublasScasum_v2) RAISED(cublasDzasum_v2)
@@ -95,8 +95,8 @@ RAISED(cublasSrotmg_v2) RAISED(cublasDrotmg_v2) RAISED(cublasLtMatmulAlgoConfigG
 
 namespace ctc {
 constexpr const char* kAdvice =
-    "cuDNN does not plan its CTC loss without a GPU: set "
-    "torch.backends.cudnn.enabled = False (another implementation, which takes other memory), or measure on a GPU.";
+    "cuDNN does not plan its CTC loss without a GPU: measure on a GPU, or set torch.backends.cudnn.enabled = False to "
+    "use torch's own CTC loss, which takes other memory.";
 RAISED(cudnnCTCLoss) RAISED(cudnnCTCLoss_v8) RAISED(cudnnGetCTCLossWorkspaceSize) RAISED(cudnnGetCTCLossWorkspaceSize_v8)
 }  // namespace ctc
 

@@ -65,8 +65,8 @@ def check_wanted(card: Card, devices: int, total_bytes: int) -> None:
         )
     if total_bytes <= CONTEXT_BYTES:
         raise DeviceError(
-            f"the emulated {card.title} cannot have {total_bytes >> 20:,} MB of memory, because "
-            f"the CUDA context takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
+            f"cannot emulate an {card.title} with {total_bytes >> 20:,} MB of memory, because the "
+            f"CUDA context alone takes {CONTEXT_BYTES >> 20:,} MB; ask for more memory"
         )
 
 
@@ -96,9 +96,9 @@ def check_addresses(size: int) -> None:
         mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE).close()
     except OSError as error:
         raise DeviceError(
-            f"an emulated CUDA device must reserve {size >> 30:,} GB of address space, which takes "
-            f"hardly any memory, but this process may not ({error.strerror}); set 'ulimit -v "
-            f"unlimited' and do not set vm.overcommit_memory to 2"
+            f"the system refused the {size >> 30:,} GB of address space that an emulated CUDA "
+            f"device reserves ({error.strerror}). Hardly any memory is used; run 'ulimit -v "
+            "unlimited' first, and do not set vm.overcommit_memory to 2"
         ) from error
 
 
@@ -116,8 +116,8 @@ def check_no_driver_in_use() -> None:
     driver_in_use = nvml or (driver if driver is not None and _is_started(driver) else None)
     if driver_in_use is not None:
         raise TooLateError(
-            f"the emulated CUDA device comes too late: it takes the place of NVIDIA's driver, and "
-            f"this process uses {driver_in_use} already; {LOAD_BEFORE}"
+            "the emulated CUDA device comes too late: it replaces NVIDIA's driver, but this "
+            f"process already uses {driver_in_use}; {LOAD_BEFORE}"
         )
 
 
@@ -144,10 +144,9 @@ def path_of_compiled(module: str) -> str:
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise DeviceError(
-            f"an emulated CUDA device requires a library that is compiled when pytest-cka-memory "
-            f"is installed, and {module} is missing; install g++ and reinstall pytest-cka-memory "
-            f"from source (pip install --force-reinstall --no-binary pytest-cka-memory "
-            f"pytest-cka-memory)"
+            f"an emulated CUDA device requires the compiled library {module}, which is missing "
+            "from this installation; install g++ and reinstall pytest-cka-memory from source (pip "
+            "install --force-reinstall --no-binary pytest-cka-memory pytest-cka-memory)"
         )
     return spec.origin
 
@@ -161,7 +160,7 @@ def torch_folder() -> Path:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise DeviceError(
-            "an emulated CUDA device requires torch, which is not installed; install it"
+            "an emulated CUDA device requires torch, which is not installed; run pip install torch"
         )
     return Path(spec.origin).parent
 
@@ -170,8 +169,9 @@ def _check_platform() -> None:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ("x86_64", "AMD64"):
         raise DeviceError(
-            f"an emulated CUDA device requires Linux on x86-64, and this is {sys.platform} on "
-            f"{machine}; run it on such a machine, for example in CI, or use the CPU"
+            "an emulated CUDA device requires Linux on x86-64, but this machine has "
+            f"{sys.platform} on {machine}; run it on Linux, for example in CI, or measure on the "
+            "CPU"
         )
 
 
@@ -189,12 +189,13 @@ def _cuda_of_torch() -> tuple[int, int]:
     cuda = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
     if cuda is None:
         raise DeviceError(
-            f"an emulated CUDA device requires a CUDA build of torch, and {torch_version} is not "
-            f"one; install one (on Linux: pip install torch), or use the CPU"
+            f"an emulated CUDA device requires a CUDA build of torch, but torch {torch_version} "
+            "was built without CUDA; install a CUDA build (on Linux: pip install torch), or "
+            "measure on the CPU"
         )
     if int(cuda[1]) not in (12, 13):
         raise DeviceError(
-            f"an emulated CUDA device requires a build of torch for CUDA 12 or 13, and "
-            f"{torch_version} is for CUDA {cuda[1]}.{cuda[2]}; install another, or use the CPU"
+            f"an emulated CUDA device requires torch for CUDA 12 or 13, but torch {torch_version} "
+            f"is for CUDA {cuda[1]}.{cuda[2]}; install another build, or measure on the CPU"
         )
     return int(cuda[1]), int(cuda[2])

@@ -96,8 +96,8 @@ def setting_of(environment: Any) -> dict[str, Any]:
         if isinstance(setting, dict):
             return setting
     raise DeviceError(
-        f"{VARIABLE} is {text!r} in the environment, which only emulated_cuda writes; unset it, "
-        f"and run python -m emulated_cuda, or call emulated_cuda.load()"
+        f"cannot use the environment variable {VARIABLE}={text!r}, because emulated_cuda did not "
+        "write it; unset it, then run python -m emulated_cuda or call emulated_cuda.load()"
     )
 
 

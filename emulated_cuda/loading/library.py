@@ -71,8 +71,8 @@ class Library:
         size = ctypes.c_size_t(ctypes.sizeof(settings))
         if self._functions.emulated_configure(ctypes.byref(settings), size) != 0:
             raise DeviceError(
-                f"{self.path} was compiled from another version of emulated_cuda; reinstall "
-                f"pytest-cka-memory"
+                f"{self.path} belongs to another version of emulated_cuda than the Python files; "
+                "reinstall pytest-cka-memory"
             )
         if self._is_late:
             self._take_over_imported_torch()
@@ -131,9 +131,8 @@ class Library:
         if count() == 0 and visible.value > 0:
             self._functions.emulated_give_back()
             raise TooLateError(
-                "the emulated CUDA device comes too late: torch was imported in this process and "
-                "asked for CUDA devices, and it keeps the answer that there are none; "
-                f"{LOAD_BEFORE}"
+                "the emulated CUDA device comes too late: this process has already asked torch "
+                f"for CUDA devices, and torch remembers that there are none; {LOAD_BEFORE}"
             )
         # The real runtime was told which kernels there are, and CUB runs only what it was compiled
         # for. torch.cuda.get_arch_list() would forbid CUDA to processes that are forked later.
@@ -202,8 +201,8 @@ _OF_BINDINGS = (
 )
 _OF_CUPY = "cupy_backends.cuda.api.runtime"
 _ADVICE = (
-    " (CuPy is not supported by the emulated device: it brings a CUDA runtime of its own, which "
-    "requires NVIDIA's driver. Use torch or NumPy, or a GPU)"
+    " (the emulated device does not support CuPy, because CuPy's own CUDA runtime requires "
+    "NVIDIA's driver. Use torch or NumPy, or a GPU)"
 )
 
 

@@ -151,8 +151,8 @@ def load(
 def _check_same(existing: Loaded, wanted: Loaded) -> None:
     if _compared(existing) != _compared(wanted):
         raise DeviceError(
-            f"this process already emulates {_described(existing, wanted)}, and "
-            f"{_described(wanted, existing)} was asked for; use one device per process"
+            f"this process already emulates {_described(existing, wanted)}, so it cannot emulate "
+            f"{_described(wanted, existing)} too; start another process for that device"
         )
 
 

@@ -385,7 +385,7 @@ def _write(target: Path, process: int) -> None:
         torch_private.dump_history(str(target))
         shown = os.path.relpath(target) if target.is_relative_to(Path.cwd()) else str(target)
         print(
-            f"emulated_cuda: wrote {shown}; to read it: python -m pytest_cka_memory snapshot "
-            f"{shown}",
+            f"emulated_cuda: wrote {shown}; run python -m pytest_cka_memory snapshot {shown} to "
+            "read it",
             file=sys.stderr,
         )

@@ -23,7 +23,10 @@ _FORMATS = ("csv", "noheader", "nounits")
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"nvidia-smi (emulated): {message}; nvidia-smi --help lists what it can do\n")
+        self.exit(
+            2,
+            f"nvidia-smi (emulated): {message}; run nvidia-smi --help to see what is supported\\n",
+        )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -107,28 +110,47 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="nvidia-smi", allow_abbrev=False, description=output.NOTE)
     add = parser.add_argument
     add("-L", "--list-gpus", dest="list", action="store_true", help="list the devices")
-    add("-q", "--query", action="store_true", help="show what is known of each device")
+    add("-q", "--query", action="store_true", help="show all that is known of each device")
     add(
         "-d",
         "--display",
         type=_words,
         default=[],
         metavar="SECTIONS",
-        help="part of -q: MEMORY,PIDS",
+        help="with -q, show only these sections: MEMORY,PIDS",
     )
-    add("-i", "--id", type=_words, metavar="IDS", help="devices by index, UUID or PCI bus")
-    add("--query-gpu", type=_words, metavar="FIELDS", help="print these of each device")
-    add("--query-compute-apps", type=_words, metavar="FIELDS", help="print these of each process")
-    add("--format", type=_words, metavar="csv[,noheader][,nounits]", help="of the two above")
-    add("-l", "--loop", type=float, nargs="?", const=5.0, metavar="SECONDS", help="repeat")
-    add("-lms", "--loop-ms", type=float, metavar="MILLISECONDS", help="repeat")
+    add(
+        "-i",
+        "--id",
+        type=_words,
+        metavar="IDS",
+        help="show only these devices, by index, UUID or PCI bus",
+    )
+    add("--query-gpu", type=_words, metavar="FIELDS", help="print these fields of each device")
+    add(
+        "--query-compute-apps",
+        type=_words,
+        metavar="FIELDS",
+        help="print these fields of each process",
+    )
+    add("--format", type=_words, metavar="csv[,noheader][,nounits]", help="format of the fields")
+    add(
+        "-l",
+        "--loop",
+        type=float,
+        nargs="?",
+        const=5.0,
+        metavar="SECONDS",
+        help="repeat after this time",
+    )
+    add("-lms", "--loop-ms", type=float, metavar="MILLISECONDS", help="repeat after this time")
     for option, fields in (("gpu", FIELDS), ("compute-apps", PROCESS_FIELDS)):
         add(
             f"--help-query-{option}",
             dest="help_fields",
             action="store_const",
             const=list(fields),
-            help="list the fields",
+            help="list the fields that are known",
         )
     return parser
 
@@ -147,18 +169,23 @@ def _check(reader: argparse.ArgumentParser, options: argparse.Namespace) -> None
             if name not in known:
                 option = "compute-apps" if known is PROCESS_FIELDS else "gpu"
                 reader.error(
-                    f'field "{name}" is not a valid field to query, or an emulated device does '
-                    f"not have it (--help-query-{option} lists those that it has)"
+                    f'field "{name}" is not a valid field to query on an emulated device; run '
+                    f"nvidia-smi --help-query-{option} to see the valid ones"
                 )
     for name in options.display:
         if name not in (*output.SECTIONS, "PIDS"):
-            reader.error(f"-d {name}: write some of {', '.join((*output.SECTIONS, 'PIDS'))}")
+            reader.error(
+                f"-d {name} is not a section; write one or more of "
+                f"{', '.join((*output.SECTIONS, 'PIDS'))}"
+            )
     form = options.format or []
     if (options.query_gpu or options.query_compute_apps) and "csv" not in form:
-        reader.error("--format=csv is missing")
+        reader.error("a query needs a format; add --format=csv")
     for word in form:
         if word not in _FORMATS:
-            reader.error(f"--format: {word!r} is not one of {', '.join(_FORMATS)}")
+            reader.error(
+                f"--format: {word!r} is unknown; write one or more of {', '.join(_FORMATS)}"
+            )
 
 
 def _pause(options: argparse.Namespace) -> float | None:

@@ -58,9 +58,9 @@ class Nvml:
         arguments = children.arguments_of(environment)
         if not arguments:
             raise DeviceError(
-                f"no emulated device was found: {children.VARIABLE} is not in the environment; run "
-                f"nvidia-smi in a program that python -m emulated_cuda or emulated_cuda.load() "
-                f"gave a device"
+                f"no emulated device was found, because {children.VARIABLE} is not in the "
+                "environment; start nvidia-smi from a program that runs under python -m "
+                "emulated_cuda or has called emulated_cuda.load()"
             )
         library = Library(
             card_of(arguments["card"]), arguments["devices"], arguments["total_bytes"]

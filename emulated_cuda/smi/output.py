@@ -196,10 +196,13 @@ PROCESS_FIELDS: Mapping[str, ProcessField] = {
 _INNER = 89
 _WIDTHS = (41, 24, 22)
 NOTE = (
-    "Emulated by emulated_cuda: there is no GPU. Memory and processes are counted; "
+    "Emulated by emulated_cuda, without a GPU. Memory and processes are those of the programs; "
     "utilization, temperature and power are fixed values"
 )
-OVERFULL = "Each process has a whole card for itself: together they use more than it has"
+OVERFULL = (
+    "The processes together use more memory than the card has, because each process has a whole "
+    "card"
+)
 
 
 def lines(nvml: Nvml, devices: Sequence[Device]) -> Iterator[str]:

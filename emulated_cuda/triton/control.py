@@ -93,7 +93,7 @@ def assert_true(op: Operation) -> Compute:
         position = ", ".join(str(int(programs.ids[axis][program])) for axis in "xyz")
         raise KernelError(
             KernelError.ASSERT,
-            f"device-side assert triggered: the kernel {programs.name} in program ({position}): "
+            f"device-side assert triggered in the kernel {programs.name}, program ({position}): "
             f"{message}",
         )
 
@@ -209,8 +209,9 @@ def loop_while(op: Operation) -> Compute:
             raise KernelError(
                 KernelError.TIMEOUT,
                 f"the launch timed out and was terminated: a loop of the kernel {programs.name} "
-                f"did not end after {MOST_ITERATIONS:,} iterations. It may wait for a program that "
-                f"runs later: on the emulated device, programs run one after the other or in step",
+                f"did not end after {MOST_ITERATIONS:,} iterations. It may wait for a program "
+                "that runs later, because the emulated device runs programs one after the other "
+                "or in step; use a GPU for such a kernel",
             )
         programs.active = outer
         return results or []

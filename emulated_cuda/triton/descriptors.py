@@ -96,8 +96,8 @@ def wait_for_value(op: Operation) -> Compute:
             raise KernelError(
                 KernelError.TIMEOUT,
                 f"the launch timed out and was terminated: the kernel {programs.name} waits for a "
-                f"value that no earlier program has written. On the emulated device, programs run "
-                f"one after the other",
+                "value that no earlier program has written, because the emulated device runs "
+                "programs one after the other; use a GPU for such a kernel",
             )
         return is_there
 

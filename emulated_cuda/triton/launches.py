@@ -316,7 +316,7 @@ def _propagate(kernel: Kernel, pointers: Any) -> None:
 
 def _reason(name: str, problem: NotComputed) -> str:
     return (
-        f"the kernel {name} of Triton was not computed on the emulated device, because it uses "
-        f"{problem}, so values that it may have written are not known; call operators of torch in "
-        f"its place, {WITHOUT_VALUES} to measure memory only, or use a GPU"
+        f"the emulated device did not compute the Triton kernel {name}, because it uses "
+        f"{problem}. The values that the kernel should have written are not known; call operators "
+        f"of torch instead, or use a GPU. To measure memory only, {WITHOUT_VALUES}"
     )

@@ -205,7 +205,8 @@ def check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, si
         raise KernelError(KernelError.MISALIGNED_ADDRESS, f"misaligned address: {where}")
     raise KernelError(
         KernelError.ILLEGAL_ADDRESS,
-        f"an illegal memory access was encountered: {where}, which is not in memory of the device",
+        f"an illegal memory access was encountered: {where}, an address outside the device's "
+        "memory",
     )
 
 

@@ -365,9 +365,9 @@ def _after_error(
 def reason(name: str, why: str) -> str:
     """Return the text of the error for a value that an operator should have written."""
     return (
-        f"the value that is read comes from {name}, which was not computed on the emulated "
-        f"device ({why.splitlines()[0]}); compute it on the CPU, {WITHOUT_VALUES} to "
-        f"measure memory only, or use a GPU"
+        f"the emulated device did not compute {name} ({why.splitlines()[0]}), so the value that "
+        f"is read is not known; call {name} on the CPU, or use a GPU. To measure memory only, "
+        f"{WITHOUT_VALUES}"
     )
 
 

@@ -134,8 +134,9 @@ def refuse(name: str) -> None:
     """
     if is_capturing():
         problem = (
-            f"{name} cannot be captured in a CUDA graph on the emulated device: its memory is not "
-            f"known, or depends on values; leave it out of the graph, or use a GPU"
+            f"{name} cannot be captured in a CUDA graph on the emulated device, because the "
+            "memory that it takes is not known or depends on values; leave it out of the graph, "
+            "or use a GPU"
         )
         stream = torch.cuda.current_stream().cuda_stream
         _library.emulated_invalidate_capture(stream, problem.encode())

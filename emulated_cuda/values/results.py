@@ -127,8 +127,8 @@ def _first_if_empty(tensor: torch.Tensor) -> int:
     if tensor.numel():
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} has no memory, because its storage was "
-            f"resized to 0 bytes; on a card this is an illegal memory access. Resize the storage "
-            f"to hold the tensor before it is used"
+            "resized to 0 bytes; on a card this is an illegal memory access. Resize its storage "
+            "before you use the tensor"
         )
     return _FIRST
 
@@ -220,8 +220,8 @@ def device_assert(operator: str, error: Exception) -> DeviceAssertError:
     """Return the error for a value that a kernel would have refused."""
     why = str(error).rstrip(".")
     return DeviceAssertError(
-        f"{operator}: {why}. On a card this is a device-side assert: the kernel reports it "
-        f"later, at the next synchronization, and every call after that fails"
+        f"{operator}: {why}. On a card this is a device-side assert, which is reported at the "
+        "next synchronization; every later call fails, too"
     )
 
 
@@ -306,7 +306,9 @@ def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> bool:
         if result.numel() == 0 or computed.numel() == 0:
             # Either device may leave a result out. If the CPU did, there is no value to write.
             return result.numel() == 0
-        raise ShapeError(f"{tuple(computed.shape)} computed for {tuple(result.shape)}")
+        raise ShapeError(
+            f"the CPU returns shape {tuple(computed.shape)}, the device {tuple(result.shape)}"
+        )
     if result.is_quantized:
         return _write_quantized(result, computed)
     target = alias(result)
@@ -328,7 +330,7 @@ def _write_quantized(result: torch.Tensor, computed: torch.Tensor) -> bool:
 def _write_nested(result: torch.Tensor, computed: torch.Tensor) -> bool:
     parts = nested_alias(result).unbind(), computed.unbind()
     if [part.shape for part in parts[0]] != [part.shape for part in parts[1]]:
-        raise ShapeError("its parts have other shapes on the CPU")
+        raise ShapeError("the nested tensor's parts have other shapes on the CPU")
     for target, part in zip(*parts, strict=True):
         target.copy_(part)
     return True

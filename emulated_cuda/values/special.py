@@ -65,9 +65,9 @@ def quantized_kernel(name: str) -> Kernel | None:
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            f"{name} is not supported by the emulated device, because cuDNN cannot plan it without "
-            f"a GPU. Compute it on the CPU, with the packed weight and the input there, or "
-            f"dequantize() both and use the floating-point form, or use a GPU"
+            f"{name} is not supported by the emulated device, because cuDNN cannot plan it "
+            "without a GPU. Compute it on the CPU, or dequantize() its input and packed weight "
+            "and use the floating-point operator, or use a GPU"
         )
 
     return kernel

@@ -235,10 +235,10 @@ def _note_new_work() -> None:
         _reachable.clear()
         _reachable.update(_blocks_in_use())
         _unknown = (
-            f"the kernel {name} was launched outside of torch's "
-            f"operators, and the emulated device does not compute it, so values that it may have "
-            f"written are not known; call operators of torch in its place or write it in Triton, "
-            f"whose kernels are computed, {WITHOUT_VALUES} to measure memory only, or use a GPU"
+            f"the emulated device did not compute the kernel {name}, because it was launched "
+            "outside of torch's operators. The values that the kernel should have written are not "
+            "known; call operators of torch instead, write the kernel in Triton, or use a GPU. To "
+            f"measure memory only, {WITHOUT_VALUES}"
         )
 
 

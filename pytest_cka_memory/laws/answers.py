@@ -71,7 +71,7 @@ class Prediction:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{name}={value:,}" for name, value in self.sizes.items())
-        far = f", {self.times:,.3g} times the largest" if self.times > 1 else ""
+        far = f", {self.times:,.3g} times the largest size that was run" if self.times > 1 else ""
         text = f"{sizes}: {format_exact(self.requested_bytes)}, {self.status}{far}"
         return "; ".join([text, *self.doubts])
 
@@ -89,10 +89,10 @@ def lines_of(
     pieces = fitted.highest_pieces()
     samples = counted(len(fitted.samples), "sample")
     how_well = (
-        "the law gives each of them" if fitted.is_exact else "no polynomial gives all of them"
+        "the law matches all of them" if fitted.is_exact else "no polynomial matches all of them"
     )
     if fitted.is_exact and fitted.switches:
-        how_well = f"the law gives each from {_sizes(fitted, fitted.least)} on"
+        how_well = f"the law matches all from {_sizes(fitted, fitted.least)} on"
     yield f"{figure} on {device}, in bytes: {counted(runs, 'run')}, {samples}, {how_well}"
     sign = "=" if fitted.is_exact else "≈"
     for number, piece in enumerate(pieces[:_MOST_PIECES]):
@@ -100,23 +100,24 @@ def lines_of(
     if len(pieces) > _MOST_PIECES:
         yield f"or, if higher, {counted(len(pieces) - _MOST_PIECES, 'other piece')}"
     if pieces[0].moment.site is not WHOLE:
-        yield f"{'the first is at' if len(pieces) > 1 else 'at'} {pieces[0].moment}"
+        which = "the peak of the first polynomial" if len(pieces) > 1 else "the peak"
+        yield f"{which} is at {pieces[0].moment}"
     start = 0
     for number, piece in enumerate(pieces[:_MOST_PIECES]):
         count = len(piece.polynomial.terms)
         if number and count:
-            yield f"the highest term of the {_ORDINALS[number]}, at {piece.moment}"
+            yield f"the highest term of the {_ORDINALS[number]} polynomial, at {piece.moment}"
         for term in terms[start : start + (1 if number else count)]:
             yield from _term(term)
         start += count
     for switch in fitted.switches:
         yield f"note: {switch}"
     for line in fitted.unfollowed[:_MOST_LINES] if fitted.is_exact else ():
-        yield f"note: this line came close to the peak, but its bytes follow no law: {line}"
+        yield f"note: {line} came close to the peak, but follows no law"
     for point, residual in list(fitted.residuals.items())[:_MOST_LINES]:
         yield (
-            f"note: the figure measured at {_sizes(fitted, point)} is {residual:+,} bytes off "
-            "the law"
+            f"note: at {_sizes(fitted, point)} the measured figure differs from the law by "
+            f"{residual:+,} bytes"
         )
 
 
@@ -150,7 +151,8 @@ def plot(
             from matplotlib import pyplot as plt
         except ImportError as error:
             raise MissingPackageError(
-                "plot() needs matplotlib: pip install 'pytest-cka-memory[plot]'"
+                "plot() needs matplotlib, which is not installed; run pip install "
+                "'pytest-cka-memory[plot]'"
             ) from error
         ax = plt.subplots()[1]
     index = fitted.names.index(name)
@@ -242,8 +244,8 @@ def limit_bytes(card: str | None, memory: object) -> int:
     """
     if (card is None) == (memory is None):
         raise LimitError(
-            "largest() needs a card or an amount of memory; write e.g. "
-            "largest('batch', card='h100') or largest('batch', memory='24 GiB')"
+            "largest() needs either a card or an amount of memory; write e.g. largest('batch', "
+            "card='h100') or largest('batch', memory='24 GiB')"
         )
     if card is None:
         return megabytes(memory)
@@ -308,7 +310,10 @@ class Search:
                 break
             fitting, too_large = (middle, too_large) if self._fits(middle) else (fitting, middle)
         if not fitting:
-            how = f"no {name} ran in {memory}, down to {min(self._known, default=0)}"
+            how = (
+                f"no {name} that was tried ran in {memory}; the smallest was "
+                f"{min(self._known, default=0)}"
+            )
             return Largest.of(0, by_law, how)
         reserved_bytes = self._known[fitting].reserved_bytes
         above = self._known.get(too_large)

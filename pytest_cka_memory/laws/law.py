@@ -254,16 +254,16 @@ class Law:
             prediction = at(value)
             return prediction.start_bytes + prediction.at_most_bytes <= limit
 
-        grows = f"the {self.figure} does not grow with {name!r}: every size fits"
+        grows = f"the {self.figure} does not grow with {name!r}, so every size fits"
         by_law = highest(fits, grows)
-        reason = "" if verify is False else "this law was not measured here"
+        reason = "" if verify is False else "this law was not measured in this process"
         if self._limited is not None and verify is not False:
             reason = self._limited.reason(limit, anyway=verify is True)
         if reason and verify:
-            raise RegionError(f"largest(verify=True): {reason}")
+            raise RegionError(f"largest(verify=True) cannot run the step: {reason}")
         if reason or verify is False or self._limited is None:
             why = reason or "verify=False"
-            return Largest.of(by_law, by_law, f"by the law alone, without a run: {why}")
+            return Largest.of(by_law, by_law, f"by the law alone, without a run ({why})")
         bytes_at = highest(lambda value: at(value).peak_bytes <= limit, grows)
         limited, of_card = self._limited, f"{limit / MB:,.0f} MB"
         search = Search(
@@ -288,7 +288,7 @@ class Law:
 
     def _run(self, point: Point) -> Sample:
         if self._measure is None:
-            raise ValueError("this law has no step to run")
+            raise ValueError("this law has no step to run; measure it in this process")
         return self._measure(point)
 
     def plot(self, name: str | None = None, ax: "Axes | None" = None, **sizes: int) -> "Axes":
@@ -371,8 +371,8 @@ class Law:
     def _doubts_of_sizes(self) -> Iterable[str]:
         if self._unknown_sizes:
             yield (
-                f"sizes depend on values that are not computed: {self._unknown_sizes[0]}; measure "
-                "with values"
+                f"sizes depend on values that were not computed ({self._unknown_sizes[0]}); "
+                "measure the law with values"
             )
 
     def _doubts(self, point: Point, piece: Piece, times: float) -> Iterable[str]:
@@ -384,33 +384,26 @@ class Law:
                 default=0,
             )
             yield (
-                "no polynomial gives the measured figures exactly; they differ from this "
-                f"one by up to {off:,} bytes, or up to {share:.2%}"
+                f"no polynomial matches all measured figures; this one is wrong by up to {off:,} "
+                f"bytes, and by up to {share:.2%}"
             )
         if not fitted.holds_at(point):
             sizes = zip(self.names, fitted.least, strict=True)
             least = ", ".join(f"{name}={size:,}" for name, size in sizes)
-            yield (
-                f"the law holds from {least} on; below these sizes, the code allocates differently"
-            )
+            yield f"the law holds only from {least} on; below it, the code allocates differently"
         uneven = [
             f"{name} is not a multiple of {step}"
             for name, size, step in zip(self.names, point, fitted.steps, strict=True)
             if size % step
         ]
         if uneven:
-            yield (
-                f"{' and '.join(uneven)}, but all sizes that were run are multiples; kernels "
-                "may pad this size"
-            )
+            yield f"{' and '.join(uneven)}, but all sizes that were run are; kernels may pad it"
         if times > 1 and fitted.switches:
-            yield f"{fitted.switches[-1]}; it may do so again"
+            yield f"{fitted.switches[-1]}; this may happen again at larger sizes"
         if times > 1 and fitted.unfollowed:
-            yield f"{fitted.unfollowed[0]} has no law and may be the peak there"
+            yield f"{fitted.unfollowed[0]} follows no law and may set the peak at these sizes"
         if times > 1 and not self._was_peak(piece):
-            yield (
-                f"at this size the peak is at a moment at which no run had its peak: {piece.moment}"
-            )
+            yield f"at these sizes the peak is at another moment than in any run, {piece.moment}"
 
     def _was_peak(self, piece: Piece) -> bool:
         return any(piece.polynomial.at(it.point) == it.value for it in self._used())
@@ -432,7 +425,7 @@ class Law:
         self._check(sizes, complete=True)
         for name, value in sizes.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: write a whole number, 1 or more")
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         return tuple(sizes[name] for name in self.names)
 
     def _check(self, names: Iterable[str], *, complete: bool) -> None:

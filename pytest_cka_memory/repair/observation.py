@@ -184,7 +184,7 @@ class _Observer:
         for tensor in tensors_in(args):
             kind, _ = self._inputs.get(tensor.data_ptr(), (None, None))
             if kind is not None:
-                self.observed.read_again.setdefault(kind, "its input is read again after it")
+                self.observed.read_again.setdefault(kind, "its input is read again later")
 
     def _note_input(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         """Keep the input of an activation, so that nothing else gets its address."""
@@ -221,7 +221,7 @@ class _Observer:
             kind = class_of(child)
             root.classes[kind] += 1
             if has_forward_hooks(child):
-                because = f"a hook of the {kind.__name__} in it would run twice"
+                because = f"its {kind.__name__} has a forward hook"
                 for around in root.nested.get(kind, ()):
                     observed.side_effects.setdefault(around, because)
             if isinstance(child, _IN_PLACE) and not child.inplace:

@@ -133,7 +133,9 @@ def difference(before: str, *after: str) -> Difference:
     pairs += [(f"result {n}", *pair) for n, pair in enumerate(_zipped(old, new, "results"), 1)]
     if old["gradients"].keys() != new["gradients"].keys():
         missing = sorted(old["gradients"].keys() ^ new["gradients"].keys())
-        raise ValueError(f"only one run has a gradient of {missing[0].partition('.')[2]}")
+        raise ValueError(
+            f"only one of the two runs has a gradient of {missing[0].partition('.')[2]}"
+        )
     for name, tensor in old["gradients"].items():
         computed = new["gradients"][name]
         pairs.append((f"gradient of {name.partition('.')[2]}", tensor, computed))
@@ -148,7 +150,7 @@ def difference(before: str, *after: str) -> Difference:
 
 def _zipped(old: Any, new: Any, key: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if len(old[key]) != len(new[key]):
-        raise ValueError(f"{len(old[key])} {key} before, {len(new[key])} after")
+        raise ValueError(f"{len(old[key])} {key} before the change, {len(new[key])} after it")
     yield from zip(old[key], new[key], strict=True)
 
 

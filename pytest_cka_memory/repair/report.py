@@ -50,10 +50,13 @@ def _lines(repairs: Repairs, device: str, label: str) -> Iterator[str]:
     yield ""
     yield from _table(repairs)
     if not repairs.is_complete:
-        why = "the search had no time left; --seconds (or seconds=) gives it more processor time"
+        why = (
+            "the search ran out of time; pass more seconds of processor time with --seconds (or "
+            "seconds=)"
+        )
         yield f"not everything was tried: {'interrupted' if repairs.was_interrupted else why}"
     for refusal in repairs.refusals:
-        yield f"not tried: {refusal.name}: {refusal.because}"
+        yield f"not tried: {refusal.name}, because {refusal.because}"
     yield ""
     yield from _answer(repairs)
     helpers: dict[str, None] = {}
@@ -63,7 +66,7 @@ def _lines(repairs: Repairs, device: str, label: str) -> Iterator[str]:
         helpers |= dict.fromkeys(helper for edit in edits for helper in edit.helpers)
     if helpers:
         yield ""
-        yield "with this above its first use:"
+        yield "put this code above its first use:"
         for helper in in_one_text(helpers):
             yield from _indented(["", *helper.splitlines()])
 
@@ -91,7 +94,7 @@ def _table(repairs: Repairs) -> Iterator[str]:
         yield f"saves nothing: {'; '.join(trial.name for trial in idle)}"
     for trial in repairs.trials:
         if trial.figures is None and len(trial.changes) == 1:
-            yield f"does not run: {trial.name}: {trial.error[:160]}"
+            yield f"does not run: {trial.name} ({trial.error[:160]})"
 
 
 def _row(repairs: Repairs, trial: Trial) -> list[str]:
@@ -143,29 +146,32 @@ def fits_as_it_is(repairs: Repairs) -> bool:
 def _answer(repairs: Repairs) -> Iterator[str]:
     if repairs.budget_bytes is None:
         if repairs.lowest is None:
-            yield "nothing that was tried lowers the peak"
+            yield "no change that was tried lowers the peak"
         return
     budget = format_with_unit(repairs.budget_bytes)
     if fits_as_it_is(repairs):
-        yield f"it fits {budget} as it is"
+        yield f"the step fits {budget} without a change"
     elif repairs.fitting:
         cheapest = repairs.fitting[0]
-        yield f"cheapest that fits {budget}: {cheapest.name} ({_sizes(cheapest)})"
+        yield f"cheapest change that fits {budget}: {cheapest.name} ({_sizes(cheapest)})"
         yield from _condition(cheapest, repairs.budget_bytes)
         exact = [trial for trial in repairs.fitting if keeps_numbers(trial)]
         if not keeps_numbers(cheapest):
             yield (
-                f"cheapest that keeps the numbers: {exact[0].name} ({_sizes(exact[0])})"
+                f"cheapest change that fits and keeps the numbers: {exact[0].name} "
+                f"({_sizes(exact[0])})"
                 if exact
-                else "nothing that keeps the numbers fits"
+                else "no change that keeps the numbers fits"
             )
     else:
         lowest = repairs.lowest
-        everything = "" if lowest is None else f": {_sizes(lowest)} with {lowest.name}"
+        everything = (
+            "" if lowest is None else f"; the lowest peak is {_sizes(lowest)} with {lowest.name}"
+        )
         yield (
-            f"does not fit {budget} even with everything{everything}"
+            f"the step does not fit {budget} with any change{everything}"
             if repairs.is_complete
-            else f"nothing that was tried fits {budget}{everything}"
+            else f"no change that was tried fits {budget}{everything}"
         )
 
 
@@ -174,8 +180,8 @@ def _condition(trial: Trial, budget_bytes: int) -> Iterator[str]:
     reserved_bytes = None if trial.figures is None else trial.figures.reserved_bytes
     if reserved_bytes is not None and reserved_bytes > budget_bytes:
         yield (
-            "  if the allocator can release enough memory: it reserved "
-            f"{format_with_unit(reserved_bytes)} here, because more memory was free"
+            "  if the allocator can release enough memory; with more memory free, it reserved "
+            f"{format_with_unit(reserved_bytes)} here"
         )
 
 

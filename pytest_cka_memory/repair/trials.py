@@ -250,7 +250,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except _OverError:
-        raise TooLongError(f"it takes longer than {seconds:.0f} s") from None
+        raise TooLongError(f"the run takes longer than {seconds:.0f} s") from None
     finally:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 

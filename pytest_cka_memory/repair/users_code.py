@@ -216,7 +216,7 @@ def side_effect(module: torch.nn.Module) -> Callable[[], str]:
         if dict(_globals_used(module)) != known:
             return "its forward changes a global variable"
         if random.getstate() != state:
-            return "its forward draws from Python's random"
+            return "its forward draws from Python's random numbers"
         if _numpy_state() != numpy:
             return "its forward draws from NumPy's random numbers"
         return ""
@@ -306,7 +306,7 @@ class UntilStep:
         """Note whether the options are still the same."""
         known = self._options.get(optimizer)
         if known is not None and known != _options_of(optimizer):
-            self.because = "options of the optimizer change between backward and step"
+            self.because = "options of the optimizer change between backward and step()"
         self.has_stepped()
 
     def has_stepped(self) -> None:
@@ -323,7 +323,7 @@ class UntilStep:
             if name not in _VIEWS:
                 return
         if name not in _WITHOUT_VALUES and any(id(t) in self._weights for t in tensors_in(args, 3)):
-            self.because = "weights are read between backward and step"
+            self.because = "the step reads weights between backward and step()"
 
 
 _VIEWS = {"data", "T", "mT", "H", "mH", "real", "imag"}

@@ -71,8 +71,8 @@ def _notices(read: Read, analysis: Analysis) -> Iterator[str]:
     if others:
         names = ", ".join(f"cuda:{device.device.index}" for device in others[:_MOST_DEVICES])
         yield (
-            f"<p class='notice'>This is the device with most in use. {template.text(names)} "
-            "can be chosen below, where memory over time is drawn.</p>"
+            "<p class='notice'>This page shows the device with the most memory in use. Choose "
+            f"{template.text(names)} below, in the drawing of memory over time.</p>"
         )
     if analysis.device.is_of_refusal:
         yield (
@@ -80,7 +80,7 @@ def _notices(read: Read, analysis: Analysis) -> Iterator[str]:
             "refused; earlier events were not recorded.</p>"
         )
     if not analysis.device.actions:
-        yield "<p class='notice'>The file has no events, only what was there at its end.</p>"
+        yield "<p class='notice'>The file has no events, only the memory at its end.</p>"
 
 
 def _refusals(read: Read, analysis: Analysis) -> Iterator[str]:
@@ -89,10 +89,10 @@ def _refusals(read: Read, analysis: Analysis) -> Iterator[str]:
         moment = refusal.moment
         yield (
             f"<p class='notice breach'>Out of memory at event {moment.event:,}: "
-            f"{refusal.requested_bytes / MB:,.1f} MB were asked for by <code>{line}</code>; "
+            f"<code>{line}</code> asked for {refusal.requested_bytes / MB:,.1f} MB. "
             f"{refusal.free_bytes / MB:,.1f} MB were free on the card, and of "
-            f"{moment.reserved_bytes / MB:,.1f} MB reserved {moment.used_bytes / MB:,.1f} MB in use"
-            "</p>"
+            f"{moment.reserved_bytes / MB:,.1f} MB reserved, {moment.used_bytes / MB:,.1f} MB "
+            "were in use</p>"
         )
 
 
@@ -195,9 +195,9 @@ def _reserve(read: Read, analysis: Analysis) -> Iterator[str]:
         yield f"<p>{template.text(line)}</p>"
     for row in lines.kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
         yield (
-            f"<p class='cause'>blocks of <code>{template.text(row.line)}</code> keep "
-            f"{row.bytes / MB:,.1f} MB from being released, in {counted(row.segments, 'segment')}"
-            "</p>"
+            f"<p class='cause'>blocks of <code>{template.text(row.line)}</code> keep the "
+            f"allocator from releasing {row.bytes / MB:,.1f} MB in "
+            f"{counted(row.segments, 'segment')}</p>"
         )
     advice = reserve_advice(state.parts, has_limit=False)
     if advice:

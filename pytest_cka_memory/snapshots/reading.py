@@ -170,7 +170,7 @@ def read(path: str | Path) -> Snapshot:
         raise ReportError(f"cannot read {path}: not a regular file")
     if size > _MOST_FILE_BYTES:
         raise ReportError(
-            f"cannot read {path}: {format_with_unit(size)} is more than "
+            f"cannot read {path}: the file has {format_with_unit(size)}, and the limit is "
             f"{format_with_unit(_MOST_FILE_BYTES)}; record fewer events with max_entries="
         )
     return _snapshot(path, _answer(path, size))
@@ -199,13 +199,13 @@ def _answer(path: Path, size: int) -> dict[str, Any]:
         kind, content = unpacked(done.stdout)
     except (ValueError, EOFError, TypeError, subprocess.TimeoutExpired):
         raise ReportError(
-            f"{refusal}it took more than {seconds} s or {format_with_unit(memory)}, more than "
-            "any snapshot of its size needs"
+            f"{refusal}reading took more than {seconds} s or {format_with_unit(memory)}, which no "
+            "snapshot of its size needs; record it again"
         ) from None
     if kind == "memory":
         raise ReportError(
-            f"{refusal}it took more than {format_with_unit(memory)}, more than any snapshot of its "
-            "size needs"
+            f"{refusal}reading took more than {format_with_unit(memory)}, which no snapshot of "
+            "its size needs; record it again"
         )
     if kind == "refused":
         raise ReportError(f"{refusal}{content}")

@@ -41,7 +41,7 @@ def lines(trials: Trials, lines_of: Lines, card: str) -> Iterator[str]:
     yield ""
     if trials.usable_bytes is not None:
         name = "the recording's card" if trials.is_card_recorded else card
-        yield f"fits: whether {name} is enough, which has {_mb(trials.usable_bytes)} for a program"
+        yield (f"fits: whether {name} is enough, with {_mb(trials.usable_bytes)} for a program")
     yield from _table(trials)
     yield ""
     yield from _advice(trials, lines_of)
@@ -78,15 +78,16 @@ def lines_at_refusal(
     if moment.reserved_bytes + refused <= usable_bytes:
         return [
             *text,
-            f"{card} is large enough for this, with any setting: {_mb(moment.reserved_bytes)} were "
-            f"reserved and {_mb(refused)} refused, and {_mb(usable_bytes)} are there for a program",
+            f"{card} is large enough with any setting: {_mb(moment.reserved_bytes)} were reserved "
+            f"and {_mb(refused)} were refused, but a program can have {_mb(usable_bytes)}",
         ]
     return [
         *text,
         f"a setting may be enough: the {sizes} are {_mb(needed)} together, and {card} has "
         f"{_mb(usable_bytes)} for a program; {_mb(moment.reserved_bytes - moment.used_bytes)} of "
-        "the reserve were free, but in pieces",
-        "to find it, run pytest with --cka-memory-snapshots=FOLDER, or write at the start",
+        "the reserved memory were free, but in pieces",
+        "to find the setting, run pytest with --cka-memory-snapshots=FOLDER, or write at the "
+        "program's start",
         f"  {RECORD}",
     ]
 
@@ -118,37 +119,39 @@ def _exactness(trials: Trials) -> Iterator[str]:
         yield f"not compared with the recording: {one_line(trials.error)}"
         return
     if not begin.segments:
-        start = "it begins with nothing reserved"
+        start = "the recording begins with nothing reserved"
     else:
         start = (
-            f"it begins with {_mb(begin.reserved_bytes)} reserved, {_mb(begin.used_bytes)} in use"
+            f"the recording begins with {_mb(begin.reserved_bytes)} reserved, "
+            f"{_mb(begin.used_bytes)} in use"
         )
         if exact.wrong_segments or exact.start_difference_bytes:
             start += (
-                f", which could not be rebuilt exactly: {exact.wrong_segments} of "
+                f"; the replay starts with slightly different memory ({exact.wrong_segments} of "
                 f"{len(begin.segments)} segments differ, the reserve by "
-                f"{exact.start_difference_bytes:+,} bytes"
+                f"{exact.start_difference_bytes:+,} bytes)"
             )
         else:
-            start += ", rebuilt exactly"
+            start += "; the replay starts with exactly the same memory"
     yield start
     if exact.differing:
         yield (
-            f"under its own settings the reserve differs from the recorded one after "
+            "with the recorded settings, the replayed reserve differs from the recorded one after "
             f"{exact.differing:,} of {counted(exact.allocations, 'allocation')}, by at most "
-            f"{exact.largest_bytes:,} bytes; first at event {exact.first_event:,}"
+            f"{exact.largest_bytes:,} bytes; the first difference is at event "
+            f"{exact.first_event:,}"
         )
         yield from _cause(trials, exact)
     else:
         yield (
-            f"under its own settings the reserve is the recorded one after each of "
-            f"{counted(exact.allocations, 'allocation')}, to the byte "
-            f"({counted(exact.growths, 'growth')})"
+            "with the recorded settings, the replayed reserve equals the recorded one to the "
+            f"byte, after each of {counted(exact.allocations, 'allocation')} (with "
+            f"{counted(exact.growths, 'growth')} of the reserve)"
         )
     if exact.misplaced_segments:
         yield (
-            f"{counted(exact.misplaced_segments, 'segment')} could not be where the recording has "
-            "them, because other memory was there; the emulated card placed them above all others"
+            f"{counted(exact.misplaced_segments, 'segment')} could not get the recorded address, "
+            "because other memory was there; the emulated card placed them above all others"
         )
     if begin.lost_blocks:
         yield f"{counted(begin.lost_blocks, 'event')} of the recording contradict each other"
@@ -158,15 +161,16 @@ def _cause(trials: Trials, exact: Exactness) -> Iterator[str]:
     """Yield a line on what may make a replay differ from its recording, if something is known."""
     if any(site.flags & unpickling.IN_TORCH_NPU for site in trials.snapshot.sites):
         yield (
-            "cause: torch_npu wrote the recording on an Ascend NPU, which has a different allocator"
+            "cause: torch_npu wrote the recording on an Ascend NPU, and has another allocator "
+            "than CUDA"
         )
         return
     if exact.wrong_segments or exact.start_difference_bytes:
         return
     if exact.ignored_addresses:
         yield (
-            f"likely cause: among free blocks of one size, torch {_torch()} takes the "
-            "oldest; versions before 2.12 take the one at the lowest address"
+            f"likely cause: of free blocks of one size, torch {_torch()} takes the oldest, but "
+            "versions before 2.12 take the block at the lowest address"
         )
 
 
@@ -216,9 +220,9 @@ def _advice(trials: Trials, lines_of: Lines) -> Iterator[str]:
     if best.fits is False:
         needed = min(trial.unlimited.allocated_bytes for trial in trials.trials)
         yield (
-            f"no setting is enough: {_mb(needed)} are in use at once, but a program has "
-            f"only {_mb(trials.usable_bytes or 0)}. The program has to allocate less: python -m "
-            f"pytest_cka_memory snapshot FILE shows which lines have most at the peak"
+            f"no setting is enough: {_mb(needed)} are in use at once, but a program has only "
+            f"{_mb(trials.usable_bytes or 0)}. The program has to allocate less; run python -m "
+            "pytest_cka_memory snapshot FILE to see which lines have most at the peak"
         )
         return
     saved = own.unlimited.reserved_bytes - best.unlimited.reserved_bytes
@@ -227,7 +231,7 @@ def _advice(trials: Trials, lines_of: Lines) -> Iterator[str]:
         return
     share = 100 * saved / own.unlimited.reserved_bytes
     yield f"what to write: {_what(best, lines_of, trials)}"
-    yield f"it takes {_mb(saved)} ({share:.0f} %) less of the card than the recording's setting"
+    yield f"this takes {_mb(saved)} ({share:.0f} %) less of the card than the recording's setting"
 
 
 def _what(trial: Trial, lines_of: Lines, trials: Trials) -> str:
@@ -256,21 +260,24 @@ def _notes(trials: Trials) -> Iterator[str]:
         )
     if any(trial.is_tight for trial in trials.trials):
         yield (
-            "note: tight means that the allocator gives memory back to the card to make room, "
-            "which takes time"
+            "note: tight means that the allocator has to give memory back to the card to make "
+            "room; this takes time"
         )
     if request_list.unclear_releases:
         yield (
             f"note: {request_list.unclear_releases} of these releases may have been calls of "
-            "empty_cache(): the recording has no Python stack for them"
+            "empty_cache(), because the recording has no Python stack for them"
         )
     if any("garbage_collection_threshold" in trial.settings for trial in trials.trials):
         yield (
-            "note: garbage_collection_threshold does nothing in a program that does not call "
+            "note: garbage_collection_threshold has an effect only in a program that calls "
             "torch.cuda.set_per_process_memory_fraction"
         )
     if own.streams_reused:
-        yield "note: the recording has more streams than torch provides, so some share one here"
+        yield (
+            "note: the recording has more streams than torch provides, so some of them share one "
+            "in the replay"
+        )
     yield f"note: {written_by(trials)}"
 
 
@@ -283,7 +290,8 @@ def written_by(trials: Trials) -> str:
     else:
         known = "its events do not name pools, which torch 2.12 and later write"
     return (
-        f"the file does not say which torch version wrote it ({known}); the replay is by {_torch()}"
+        f"the file does not say which torch version wrote it ({known}); torch {_torch()} replayed "
+        "it"
     )
 
 

@@ -125,7 +125,11 @@ def _results(job: dict[str, Any]) -> list[dict[str, Any]]:
         )
         if done.returncode or not target.exists():
             lines = done.stderr.strip().splitlines()
-            reason = lines[-1] if lines else f"its process ended with status {done.returncode}"
+            reason = (
+                lines[-1]
+                if lines
+                else (f"the process of the replay ended with status {done.returncode}")
+            )
             raise ReportError(f"cannot replay here: {reason}")
         results: list[dict[str, Any]] = unpacked(target.read_bytes())
     return results

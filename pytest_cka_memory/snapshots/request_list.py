@@ -236,8 +236,8 @@ class _Maker:
         self._holders += 1
         if key - _FIRST_HOLDER > _MOST_HOLDERS:
             raise ReportError(
-                "cannot rebuild the state in which the recording begins: it has more free memory "
-                "than any card"
+                "cannot replay the recording, because it begins with more free memory than any "
+                "card has"
             )
         self.add(replaying.ALLOCATE, key, size, stream, pool)
         self._held.append(key)

@@ -93,8 +93,8 @@ def _device(read: Read, analysis: Analysis) -> Iterator[str]:
         yield f"highest reserved  {_moment(analysis.reserved_peak, 'in use')}"
     else:
         yield (
-            "the file has no events, only the memory at its end; to record events, write at "
-            "the program's start"
+            "the file has no events, only the memory at its end; to record events, write at the "
+            "program's start"
         )
         yield f"  {RECORD}"
     live = analysis.live(analysis.peak)
@@ -112,11 +112,14 @@ def _device(read: Read, analysis: Analysis) -> Iterator[str]:
     yield from _reserve(read, analysis)
     if read.snapshot.host_events:
         yield (
-            f"{counted(read.snapshot.host_events, 'event')} of pinned memory of the host are in "
-            "the file and left out here"
+            f"the file also has {counted(read.snapshot.host_events, 'event')} of pinned host "
+            "memory, which this text leaves out"
         )
     if device.actions:
-        yield f"under other settings: python -m pytest_cka_memory replay {read.name}"
+        yield (
+            "to try other settings of the allocator: python -m pytest_cka_memory replay "
+            f"{read.name}"
+        )
 
 
 def _at_refusal(read: Read, analysis: Analysis) -> Iterator[str]:
@@ -160,7 +163,7 @@ def _reserve(read: Read, analysis: Analysis, when: str = "at the end") -> Iterat
     least = _LEAST_KEPT * analysis.end.reserved_bytes
     for row in [row for row in kept if row.bytes >= least][:_FEWER_LINES]:
         yield (
-            f"  blocks of {row.line} keep {_mb(row.bytes)} from being released, in "
+            f"  blocks of {row.line} keep the allocator from releasing {_mb(row.bytes)} in "
             f"{counted(row.segments, 'segment')}"
         )
     advice = reserve_advice(state.parts, has_limit=False)
@@ -264,7 +267,7 @@ def _difference(old: Read, new: Read) -> Iterator[str]:
             f"{reserved / MB:+,.1f} MB reserved, from {old.name} to {new.name}"
         )
         if not rows:
-            yield "  each line has as much at the peak as before"
+            yield "  each line has the same memory at the peak as before"
         for line, change, now in rows[:_MOST_DIFFERENCES]:
             yield f"  {change / MB:>+12,.1f} MB, now {now / MB:,.1f} MB  {line}"
         rest = rows[_MOST_DIFFERENCES:]

@@ -121,7 +121,9 @@ def tried(
     runs_of_texts = [Run(text, positioned=text == own) for text in texts]
     # Without attempts and with releases, the first does what the recording's card did.
     as_it_was, *unlimited = replays.run(request_list, [Run(own, False, True, True), *runs_of_texts])
-    error = as_it_was.error or ("" if as_it_was.refused is None else "it fills an emulated card")
+    error = as_it_was.error or (
+        "" if as_it_was.refused is None else ("the recording fills an emulated card")
+    )
     exactness = None if error else replays.exactness(request_list, device, as_it_was)
     aged = exactness and replays.in_order_of_ages(request_list, device, own, exactness)
     if aged:

@@ -50,7 +50,7 @@ class _BuiltinsOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise WrongContentError(
-            f"it asks for {module}.{name}"[:200] + ", and a snapshot has only builtin types"
+            f"it asks for {module}.{name}"[:200] + ", but a snapshot has only builtin types"
         )
 
     def persistent_load(self, _: Any) -> NoReturn:
@@ -84,12 +84,18 @@ def compacted(data: Any) -> dict[str, Any]:
     """
     if type(data) is not dict or not {"segments", "device_traces"} & data.keys():
         raise WrongContentError(
-            "it has no 'segments' and no 'device_traces', which _dump_snapshot of torch 2.1 or "
-            "later writes"
+            "it has neither 'segments' nor 'device_traces'; write the file with "
+            "torch.cuda.memory._dump_snapshot of torch 2.1 or later"
         )
     traces, segments = data.get("device_traces", []), data.get("segments", [])
-    _require(type(traces) is list and type(segments) is list, "its lists are not lists")
-    _require(len(traces) <= MOST_DEVICES, f"it has traces of {len(traces):,} devices")
+    _require(
+        type(traces) is list and type(segments) is list,
+        "'segments' or 'device_traces' is not a list",
+    )
+    _require(
+        len(traces) <= MOST_DEVICES,
+        f"it has traces of {len(traces):,} devices, more than {MOST_DEVICES:,}",
+    )
     sites = _Sites()
     devices = [_Events(sites).read(trace, number) for number, trace in enumerate(traces)]
     blocks = _segments(segments, sites)
@@ -201,7 +207,9 @@ class _Events:
     def read(self, trace: Any, number: int) -> dict[str, Any]:
         """Return the arrays of a trace."""
         _require(type(trace) is list, f"device_traces[{number}] is not a list")
-        _require(len(trace) <= MOST_EVENTS, f"it has {len(trace):,} events")
+        _require(
+            len(trace) <= MOST_EVENTS, f"it has {len(trace):,} events, more than {MOST_EVENTS:,}"
+        )
         for position, event in enumerate(trace):
             try:
                 self._add(event)

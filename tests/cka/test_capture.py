@@ -120,7 +120,7 @@ class Idle(nn.Module):
 
 def test_module_that_never_ran_is_left_out_with_a_warning():
     """One warning names the modules that never ran, without containers such as ModuleList."""
-    with pytest.warns(CKAWarning, match=r"never ran are left out: unused$") as warned:
+    with pytest.warns(CKAWarning, match=r"left out because they never ran: unused$") as warned:
         result = compared(Idle(), batches_of(8))
     assert len(warned) == 1
     assert result.model1_layers == ["used", "blocks.0"]
@@ -129,7 +129,7 @@ def test_module_that_never_ran_is_left_out_with_a_warning():
 def test_unused_projection_of_attention_is_named_in_the_warning():
     """A warning names out_proj, whose weights nn.MultiheadAttention uses without calling it."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    with pytest.warns(CKAWarning, match=r"never ran are left out: self_attn\.out_proj"):
+    with pytest.warns(CKAWarning, match=r"left out because they never ran: self_attn\.out_proj"):
         result = compared(model, batches_of(8, features=(5, 8)))
     assert "self_attn" in result.model1_layers
     assert not result.matrix.isnan().any()
@@ -166,7 +166,7 @@ def test_layer_that_did_not_run_in_every_batch_is_left_out_with_a_warning():
     """A layer's sum over some batches cannot be compared with sums over all batches."""
     batches = batches_of(8, 8, 8)
     batches[1][0, 0] = batches[2][0, 0] = 0
-    with pytest.warns(CKAWarning, match=r"did not run in every batch are left out: once"):
+    with pytest.warns(CKAWarning, match=r"did not run in every batch: once"):
         result = compared(Sometimes(), batches)
     assert result.model1_layers == ["always"]
     assert result.matrix.item() == pytest.approx(1)
@@ -247,7 +247,7 @@ def test_first_tensor_of_an_output_is_compared(make):
 )
 def test_outputs_without_values_are_left_out_with_a_warning(make):
     """Sparse, nested and meta tensors have no features, nor have dtypes without arithmetic."""
-    with pytest.warns(CKAWarning, match=r"no values to compare \(sparse, nested.*: odd$"):
+    with pytest.warns(CKAWarning, match=r"no values to compare \(it is sparse, nested.*: odd$"):
         result = compared(CustomOutput(make), batches_of(8))
     assert result.model1_layers == ["fc"]
 

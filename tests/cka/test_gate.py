@@ -53,7 +53,7 @@ def test_first_damaged_layer_is_named(damage):
     assert not agreement
     assert agreement.first_difference == "2.0"
     assert "2.0 is the first of " in str(agreement)
-    assert "1 before it has 1.000000, so look at what 2.0 computes" in str(agreement)
+    assert "1, the layer before, has 1.000000; look at what 2.0 computes" in str(agreement)
     with pytest.raises(AssertionError, match=r"Agreement: 2\.0 is the first"):
         assert agreement, repr(agreement)
 
@@ -63,7 +63,7 @@ def test_layers_of_other_names_are_compared_by_a_function():
     model = deep()
     ported = nn.ModuleDict({f"block{at}": part for at, part in enumerate(copy.deepcopy(model))})
     ported.forward = lambda x: nn.Sequential(*ported.values())(x)
-    with pytest.raises(LayerError, match=r"no layer of the same name.*; pass rename="):
+    with pytest.raises(LayerError, match=r"no layer name in common.*; pass rename="):
         same_representations(ported, model, DATA)
     agreement = same_representations(
         ported, model, DATA, rename=lambda name: name.removeprefix("block")
@@ -88,7 +88,7 @@ def test_layers_of_one_model_only_and_constant_ones_are_named():
     agreement = same_representations(copy.deepcopy(dead), dead, DATA)
     assert agreement
     assert agreement.constant == ["2"]
-    assert "not judged, because constant: 2" in str(agreement)
+    assert "not judged because their output is constant: 2" in str(agreement)
 
 
 @pytest.mark.parametrize("at_least", [0, 1.5, -1])

@@ -92,7 +92,7 @@ def test_cast_inputs_have_the_dtype_of_the_weights():
     """With cast_inputs=True a model and its half can share a loader; else no input is changed."""
     data = batches_of(16, 16)
     model, half = mlp(), mlp().half()
-    with pytest.raises(InputError, match=r"are torch\.float16, but .*: torch\.float32; pass"):
+    with pytest.raises(InputError, match=r"are torch\.float16, but .*: torch\.float32\); pass"):
         CKA(model, half).compare(data, progress=False)
     result = CKA(model, half, cast_inputs=True).compare(data, progress=False)
     assert not result.matrix.isnan().any()
@@ -173,7 +173,9 @@ def test_last_batch_of_four_samples_is_not_added_to_the_one_before():
 
 def test_small_batch_of_a_generator_is_left_out_with_a_warning():
     """The batch before a generator's small one is gone, so the small batch is left out."""
-    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
+    with pytest.warns(
+        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 3"
+    ):
         result = CKA(mlp()).compare(iter(batches_of(8, 8, 3)), progress=False)
     assert (result.samples, result.batches) == (16, 2)
     assert torch.equal(result.matrix, matrix(mlp(), batches_of(8, 8)))
@@ -182,7 +184,9 @@ def test_small_batch_of_a_generator_is_left_out_with_a_warning():
 def test_small_batch_of_another_shape_is_left_out_with_a_warning():
     """A small last batch of another shape is left out, because it cannot be concatenated."""
     long, short = torch.randn(8, 5, 6), torch.randn(3, 4, 6)
-    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
+    with pytest.warns(
+        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 3"
+    ):
         result = CKA(mlp()).compare([long, short], progress=False)
     assert (result.samples, result.batches) == (8, 1)
     assert torch.equal(result.matrix, matrix(mlp(), [long]))
@@ -195,7 +199,9 @@ def test_small_batch_is_left_out_if_only_outputs_show_its_size():
         return model(torch.ones(len(text), 6).tril())
 
     cka = CKA(mlp(), feed=feed, device="cpu")
-    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
+    with pytest.warns(
+        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 3"
+    ):
         result = cka.compare(iter(["eight by", "six"]), progress=False)
     assert (result.samples, result.batches) == (8, 1)
 
@@ -212,7 +218,7 @@ def test_batch_of_padding_samples_only_is_dropped(rank):
 
 def test_empty_tuple_as_batch_is_an_error():
     """The error for an empty tuple as a batch says what to yield."""
-    with pytest.raises(InputError, match=r"got an empty batch, \(\); yield a tensor"):
+    with pytest.raises(InputError, match=r"loader yielded an empty batch, \(\); yield a tensor"):
         CKA(mlp()).compare([()], progress=False)
 
 

@@ -113,7 +113,7 @@ def test_warnings_name_each_layer_once():
     texts = [str(one.message) for one in caught]
     assert len(texts) == 2
     assert sum("same for every sample: constant" in text for text in texts) == 1
-    assert sum("are left out, of sizes: 2" in text for text in texts) == 1
+    assert sum("are left out; their numbers of samples: 2" in text for text in texts) == 1
     assert {one.filename for one in caught} == {__file__}
 
 
@@ -147,7 +147,7 @@ def test_features_of_earlier_models_are_not_kept():
             id="pairs",
         ),
         pytest.param(
-            three_models(), {"estimator": "exact"}, SettingError, "keeps Gram matrices", id="exact"
+            three_models(), {"estimator": "exact"}, SettingError, "only Gram matrices", id="exact"
         ),
         pytest.param(
             three_models(), {"mask": ("auto", None)}, SettingError, "one mask for all", id="masks"

@@ -266,16 +266,18 @@ def test_layers_with_tokens_in_more_dimensions_are_left_out_with_a_warning():
     [
         pytest.param(
             torch.where(torch.arange(8)[:, None] == 3, 0, RIGHT.long()),
-            r"no token, only padding, for 1 of 8 samples \(the first is sample 3 .*; leave",
+            r"only padding and no token for 1 of 8 samples \(the first is sample 3 .*; leave",
             id="only-padding",
         ),
         pytest.param(
             torch.zeros(8, 1, 5, 5),
-            r"shape \(8, 1, 5, 5\), but .* shape \(8, tokens\); write mask=lambda batch",
+            r"shape \(8, 1, 5, 5\), but .* shape \(8, tokens\); write mask=function",
             id="four-dimensions",
         ),
         pytest.param(
-            torch.where(RIGHT, 0.0, -1e9), r"other than 0 and 1 \(-1000000000.0 to 0.0\)", id="bias"
+            torch.where(RIGHT, 0.0, -1e9),
+            r"other than 0 and 1 \(from -1000000000.0 to 0.0\)",
+            id="bias",
         ),
     ],
 )
@@ -292,7 +294,9 @@ def test_mask_that_cannot_be_used_is_an_error(mask, message):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        pytest.param("missing", "no entry 'missing'.*: input_ids, attention_mask", id="name"),
+        pytest.param(
+            "missing", "no entry 'missing'.*entries are input_ids, attention_mask", id="name"
+        ),
         pytest.param(lambda batch: "text", "mask= is a str, not a mask; write", id="function"),
     ],
 )

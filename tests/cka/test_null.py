@@ -114,6 +114,6 @@ def test_wrong_arguments_are_errors():
     with pytest.raises(SettingError, match="'exact' as an estimator; write"):
         null_distribution(x, y, estimator="exact")
     with pytest.raises(
-        SettingError, match=r"9 permutations the smallest p-value is 0\.1, but level=0\.05;"
+        SettingError, match=r"9 permutations give a p-value of at least 0\.1, but got level=0\.05;"
     ):
         null_distribution(x, y, n=9).is_above_chance()

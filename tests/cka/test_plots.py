@@ -204,7 +204,7 @@ def test_best_matches_of_several_results_are_lines_with_their_names():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(results)
     for line, result in zip(axes.lines, results.values(), strict=True):
         assert list(line.get_ydata()) == [match.value for match in result.best_matches()]
-    with pytest.raises(InputError, match="have different rows; plot results"):
+    with pytest.raises(InputError, match="have different rows; plot only results"):
         CKAResults({"a": made_up(8, 5), "b": made_up(7, 5)}).plot_best_matches()
 
 

@@ -254,7 +254,9 @@ def test_added_results_are_those_of_all_batches(tmp_path):
     with pytest.raises(InputError, match="that differ in model2_layers cannot be added"):
         whole[:, :2] + whole
     exact = CKA(mlp(), estimator="exact", device="cpu").compare(batches, progress=False)
-    with pytest.raises(InputError, match="results of estimator='exact', or of files that do not"):
+    with pytest.raises(
+        InputError, match="contain their sums, because of estimator='exact' or an incomplete"
+    ):
         exact + exact
 
 

@@ -159,9 +159,9 @@ def test_permutations_calibrate_the_corrected_value():
 def test_other_kernels_and_gram_matrices_are_refused():
     """Only the linear kernel is a sum over features, and a Gram matrix does not show them."""
     x, y = batches_of(16, 16)
-    with pytest.raises(SettingError, match="needs kernel='linear'"):
+    with pytest.raises(SettingError, match="requires kernel='linear'"):
         cka_from_features(x, y, kernel="rbf", estimator="sampled_neurons")
-    with pytest.raises(SettingError, match="needs kernel='linear'"):
+    with pytest.raises(SettingError, match="requires kernel='linear'"):
         CKA(mlp(), kernel="rbf", estimator="sampled_neurons")
     with pytest.raises(SettingError, match="use cka_from_features"):
         hsic(x @ x.T, y @ y.T, estimator="sampled_neurons")

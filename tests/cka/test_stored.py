@@ -115,7 +115,7 @@ def test_features_of_a_layer_are_read_as_a_tensor(tmp_path):
         torch.testing.assert_close(features["2"], model(torch.cat(batches)))
     assert len(features) == 16
     assert float(cka_from_features(features["0"], features["2"])) > 0
-    with pytest.raises(InputError, match="has no layer '9'; it has"):
+    with pytest.raises(InputError, match="has no layer '9'; its first layers are"):
         features["9"]
 
 
@@ -123,7 +123,7 @@ def test_features_of_other_batches_are_an_error(tmp_path):
     """Folders from other batches cannot be compared."""
     one = saved(tmp_path / "one", mlp(), batches_of(8, 8))
     other = saved(tmp_path / "other", mlp(), batches_of(16))
-    with pytest.raises(InputError, match=r"differ: \[8, 8\] and \[16\] samples"):
+    with pytest.raises(InputError, match=r"have different sizes: \[8, 8\] and \[16\] samples"):
         compare_features(one, other)
     with pytest.raises(SettingError, match="'sampled_neurons' for stored features"):
         compare_features(one, one, estimator="sampled_neurons")
@@ -174,7 +174,9 @@ def test_several_stored_models_are_compared_in_one_pass(tmp_path, pairs):
     expected = compare_many(models, batches[:2], pairs=pairs, progress=False, device="cpu", null=9)
     stored = {name: saved(tmp_path / name, model, batches) for name, model in models.items()}
     stored["b"] = stored["b"].folder
-    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 2"):
+    with pytest.warns(
+        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 2"
+    ):
         found = compare_many(stored, pairs=pairs, null=9)
     assert list(found) == list(expected)
     for key, result in found.items():
@@ -186,7 +188,7 @@ def test_several_stored_models_are_compared_in_one_pass(tmp_path, pairs):
 def test_wrong_arguments_for_several_stored_models_are_errors(tmp_path):
     """Models and folders cannot be mixed, and folders have their own batches."""
     stored = saved(tmp_path, mlp(), batches_of(8))
-    with pytest.raises(InputError, match="'b' is not stored: save its features with save_features"):
+    with pytest.raises(InputError, match="'b' is not stored; save its features with save_features"):
         compare_many({"a": stored, "b": mlp()})
     with pytest.raises(InputError, match="have their own batches and layers; omit"):
         compare_many({"a": stored, "b": stored}, batches_of(8))
@@ -206,7 +208,7 @@ def test_stored_padding_has_no_exact_estimate(tmp_path):
     folder = saved(tmp_path / "flat", model, [batch], **run)
     expected = CKA(model, device="cpu", **run).compare([batch], progress=False)
     torch.testing.assert_close(compare_features(folder, folder).matrix, expected.matrix)
-    with pytest.raises(InputError, match=r"has tokens that are padding \(0, 1\).*pooling='mean'"):
+    with pytest.raises(InputError, match=r"include padding tokens \(0, 1\).*pooling='mean'"):
         compare_features(folder, folder, estimator="exact")
     pooled = saved(tmp_path / "mean", model, [batch], pooling="mean", **run)
     assert compare_features(pooled, pooled, measure=MutualKNN(2))["0", "0"] == 1

@@ -218,7 +218,7 @@ def test_layers_without_the_same_tokens_are_left_out():
         result = cka.compare(batches(), progress=False)
     assert result.model1_layers == ["embedding", "layers.0", "layers.1"]
     head = CKA(Pooled(), model1_layers="head", pooling="tokens", device="cpu")
-    with pytest.raises(LayerError, match=r"no layer is left.*each token is a sample"):
+    with pytest.raises(LayerError, match=r"no layer is left.*each token for a sample"):
         head.compare(batches(), progress=False)
 
 

@@ -32,7 +32,9 @@ def padded_batches() -> list[dict[str, Tensor]]:
 
 def test_encoder_with_a_padding_mask_runs_module_by_module(encoder):
     """On the fast path an encoder's layers return nested tensors, so it is turned off."""
-    with pytest.warns(CKAWarning, match="never ran are left out: layers.0.self_attn.out_proj"):
+    with pytest.warns(
+        CKAWarning, match="left out because they never ran: layers.0.self_attn.out_proj"
+    ):
         result = CKA(encoder).compare(padded_batches(), progress=False)
     assert "layers.0" in result.model1_layers
     assert "layers.1.linear1" in result.model1_layers
@@ -85,7 +87,9 @@ def test_scripted_or_traced_model_is_an_error(compiled):
 def test_scripted_part_of_a_model_is_left_out_with_a_warning():
     """A scripted part of a model is left out, and the layers around it are compared."""
     model = nn.Sequential(nn.Linear(6, 6), torch.jit.script(mlp()), nn.Tanh())
-    with pytest.warns(CKAWarning, match=r"scripted or traced are left out.*: 1, 1\.0, 1\.1, 1\.2$"):
+    with pytest.warns(
+        CKAWarning, match=r"because they are scripted or traced.*: 1, 1\.0, 1\.1, 1\.2$"
+    ):
         result = CKA(model).compare(batches_of(8), progress=False)
     assert result.model1_layers == ["0", "2"]
 

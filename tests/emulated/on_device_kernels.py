@@ -43,7 +43,9 @@ def test_kernel_of_the_user_is_noticed_and_named(way):
     values = torch.ones(8, device="cuda")
     result = launch(values)
     for tensor in (values, *([] if result is None else [result])):
-        problem = f"the kernel .*{name}.* was launched outside .* or write it in Triton, whose k"
+        problem = (
+            f"the kernel .*{name}.* was launched outside .* write the kernel in Triton, or use"
+        )
         with pytest.raises(StaleValueError, match=problem):
             tensor.cpu()
 

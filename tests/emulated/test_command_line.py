@@ -76,8 +76,8 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
     assert run.returncode == 7
     of = "of 1,536.0 MB: fits"
     early = (
-        "of 1,536.0 MB: ended early (exit status 7); it fitted until then, and whether all of it "
-        "fits is not known"
+        "of 1,536.0 MB: ended early (exit status 7); it fitted until then, but the rest of "
+        "the program did not run"
     )
     script, worker = "train.py", "at most 12.0 MB allocated, 14.0 MB reserved"
     card = "emulated NVIDIA H100 80GB"
@@ -154,7 +154,7 @@ def test_forked_processes_are_listed_too(children):
     """
     line = f"{OF_CHILD} 1.0 MB allocated, 2.0 MB reserved, of 1,024.0 MB: fits"
     assert lines(children).count(line) == 2, children.stderr
-    why = "on cuda:0, 2,048.0 MB were refused when 1,024.0 MB of the card were left"
+    why = "on cuda:0, an allocation of 2,048.0 MB was refused when 1,024.0 MB of the card were left"
     assert [line.startswith(why) for line in lines(children)].count(True) == 1
     assert len(lines(children)) == 5
 
@@ -174,7 +174,7 @@ def test_process_that_is_killed_is_listed_with_what_the_library_knows(children):
     assert children.stdout.split()[3] == str(-signal.SIGKILL)
     assert (
         f"{OF_CHILD} allocated unknown, 50.0 MB reserved, of 1,024.0 MB: "
-        "ended early (a signal); it fitted until then, and whether all of it fits is not known"
+        "ended early (a signal); it fitted until then, but the rest of the program did not run"
     ) in lines(children)
 
 
@@ -206,7 +206,7 @@ for number, end in enumerate(ends):
 kept = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda")
 raise ValueError("stops early")
 """
-EARLY = "ended early ({}); it fitted until then, and whether all of it fits is not known"
+EARLY = "ended early ({}); it fitted until then, but the rest of the program did not run"
 
 
 def test_process_that_ends_early_is_not_said_to_fit(emulated, tmp_path):
@@ -396,12 +396,12 @@ def test_process_that_outlives_the_program_ends_without_an_error(emulated):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "write the script to run, or -m and a module"),
+        ([], "no program to run; write a script, or -m and the name of a module"),
         (["--memory", "3", "x.py"], "--memory: '3' is not a size; write, for example, 40GB"),
-        (["--memory", "512MB", "x.py"], "cannot have 512 MB of memory"),
+        (["--memory", "512MB", "x.py"], "with 512 MB of memory"),
         (["--devices", "17", "x.py"], "cannot emulate 17 devices; write a number from 1 to 16"),
         (["--card", "a1000", "x.py"], "argument --card: invalid choice: 'a1000'"),
-        (["torchrun"], "no file 'torchrun'; for a module write -m before its name, and for torch"),
+        (["torchrun"], "no file 'torchrun'; to run a module write -m before its name, and to run "),
     ],
 )
 def test_wrong_argument_is_refused_with_what_to_write(emulation, arguments, message, capsys):
@@ -418,7 +418,7 @@ def test_option_that_would_hide_the_device_is_refused(emulation, monkeypatch, ca
     monkeypatch.setattr(sys, "orig_argv", ["python", option, "-m", "emulated_cuda", __file__])
     with pytest.raises(SystemExit):
         running.main([__file__])
-    assert f"python {option}: the device is passed to the program in" in capsys.readouterr().err
+    assert f"python {option} would hide the emulated device from the" in capsys.readouterr().err
 
 
 def test_options_of_python_are_kept(python, tmp_path):

@@ -167,9 +167,10 @@ def test_cuda_bindings_use_the_device(python):
         "[0, 712, 0]",
         "[1, 0, 0, 713]",
         "A launch of a kernel without torch is not supported by the emulated device, because there "
-        "is no GPU. No kernel of your own is computed; import torch for Triton's.",
+        "is no GPU. Import torch first for kernels of Triton; kernels of your own are not "
+        "computed.",
         "CUDA_ERROR_NOT_SUPPORTED cuGraphCreate is not supported by the emulated device, because "
-        "there is no GPU. Graphs are captured from streams: nodes added by hand and changes of a "
+        "there is no GPU. Capture the graph from a stream: nodes added by hand and changes of a "
         "graph are not emulated.",
         "cudaErrorNotSupported",
     ], run.stderr

@@ -63,7 +63,7 @@ def test_exception_of_the_function_is_named(train: str) -> None:
     ("call", "message"),
     [
         (lambda: emulated_cuda.estimate("t.py:f", card="h900"), "unknown card 'h900'"),
-        (lambda: emulated_cuda.estimate("t.py:f", calls=0), "write a whole number, 1 or more"),
+        (lambda: emulated_cuda.estimate("t.py:f", calls=0), "write a whole number of at least 1"),
     ],
 )
 def test_wrong_arguments_are_refused(call, message: str) -> None:
@@ -74,7 +74,7 @@ def test_wrong_arguments_are_refused(call, message: str) -> None:
 
 def test_argument_that_cannot_be_passed_is_refused() -> None:
     """An object of this process is none of the other's."""
-    with pytest.raises(TypeError, match="pass numbers, strings, lists and dicts"):
+    with pytest.raises(TypeError, match="pass only numbers, strings, lists and dicts"):
         emulated_cuda.estimate("train.py:step", model=object())
 
 

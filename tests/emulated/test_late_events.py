@@ -117,8 +117,8 @@ def test_range_is_shown_if_blocks_of_side_streams_may_be_late(emulated, tmp_path
     assert row["max_reserved_bytes"] == 84 * 2**20
     assert row["late_reserved_bytes"] == upper_mb * 2**20
     assert (
-        "on cuda:0 the reserve depends on when the card is done with what other streams use: at "
-        f"least 84.0 MB, expected 84.0 MB, at most {upper_mb:,}.0 MB"
+        "on cuda:0 the reserved memory depends on how early the card finishes the work of its "
+        f"streams: at least 84.0 MB, expected 84.0 MB, at most {upper_mb:,}.0 MB"
     ) in run.stderr
 
 

@@ -83,8 +83,8 @@ def test_law_predicts_requested_bytes_of_a_card(python, tmp_path: Path) -> None:
     assert f"batch={largest:,} ran in the" in found["how"]
     assert f"batch={largest + 1:,} ran out of memory" in found["how"]
     assert found["runs_alone"] == [True, False]
-    assert found["by_law"] == "by the law alone, without a run: verify=False"
-    assert "measure a card with more memory" in found["larger"]
+    assert found["by_law"] == "by the law alone, without a run (verify=False)"
+    assert "measure a card with as much memory" in found["larger"]
     assert found["share"] == pytest.approx(0.9), "the limit of the process is as it was"
     assert any("train.py:11 in step: layer(" in line for line in found["lines"])
 
@@ -130,8 +130,8 @@ def test_sizes_that_depend_on_values_are_named(python, tmp_path: Path) -> None:
     assert run.stdout, run.stderr
     found = json.loads(run.stdout)
     assert found["capacity"][0] == []
-    said = "sizes depend on values that are not computed: "
-    masked = f"{said}index at experts.py:19 in routed; measure with values"
+    said = "sizes depend on values that were not computed ("
+    masked = f"{said}index at experts.py:19 in routed); measure the law with values"
     assert found["routed"] == [[masked], f"note: {masked}"]
     (doubt,) = found["counted"][0]
     assert doubt.startswith(said)

@@ -67,8 +67,8 @@ def test_torch_finds_the_device(runs, order):
     run = runs[order]
     assert run.stdout.splitlines()[:-1] == [
         "Tesla T4 True",
-        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, and 1 × NVIDIA H100 80GB "
-        "with 81,008 MB each was asked for; use one device per process",
+        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, so it cannot emulate "
+        "1 × NVIDIA H100 80GB with 81,008 MB each too; start another process for that device",
         "t4 emulated NVIDIA T4 (no GPU)",
     ], run.stderr
 
@@ -104,8 +104,8 @@ def test_torch_that_was_asked_for_devices_before_is_refused(python):
     """
     first, message, *rest = python("-c", ASKED, forked=True).stdout.splitlines()
     assert first == "False"
-    assert message.startswith("the emulated CUDA device comes too late: torch was imported")
-    assert "do not call torch.cuda.is_available()" in message
+    assert message.startswith("the emulated CUDA device comes too late: this process has")
+    assert "move calls of torch.cuda.is_available()" in message
     assert rest == ["False None 6.0"]
 
 
@@ -166,15 +166,15 @@ def test_cpu_build_of_torch_is_refused(torch_version):
     """The CPU build of torch has no code for CUDA devices, so it is refused."""
     torch_version("__version__ = '2.15.0+cpu'\ncuda: str | None = None\n")
     assert refusal() == (
-        "an emulated CUDA device requires a CUDA build of torch, and 2.15.0+cpu is not one; "
-        "install one (on Linux: pip install torch), or use the CPU"
+        "an emulated CUDA device requires a CUDA build of torch, but torch 2.15.0+cpu was built "
+        "without CUDA; install a CUDA build (on Linux: pip install torch), or measure on the CPU"
     )
 
 
 def test_build_for_another_cuda_version_is_refused(torch_version):
     """Another CUDA version may have changed the runtime's structures, so its build is refused."""
     torch_version("__version__ = '3.1.0+cu140'\ncuda: str | None = '14.0'\n")
-    assert "for CUDA 14.0; install another, or use the CPU" in refusal()
+    assert "for CUDA 14.0; install another build, or measure on the CPU" in refusal()
 
 
 @pytest.mark.parametrize(("card", "cuda"), [("v100", "13.0"), ("rtx5090", "12.6")])
@@ -194,8 +194,8 @@ def test_other_platform_is_refused(monkeypatch, system, machine):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(checks.platform, "machine", lambda: machine)
     assert refusal() == (
-        f"an emulated CUDA device requires Linux on x86-64, and this is {system} on {machine}; "
-        f"run it on such a machine, for example in CI, or use the CPU"
+        f"an emulated CUDA device requires Linux on x86-64, but this machine has {system} on "
+        f"{machine}; run it on Linux, for example in CI, or measure on the CPU"
     )
 
 
@@ -205,7 +205,7 @@ def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
     ours = "emulated_cuda._cuda"
     monkeypatch.setattr(checks, "find_spec", lambda n: None if n == ours else real(n))
     message = refusal()
-    assert f"{ours} is missing; install g++ and reinstall pytest-cka-memory" in message
+    assert f"compiled library {ours}, which is missing" in message
     assert message.endswith("--no-binary pytest-cka-memory pytest-cka-memory)")
 
 
@@ -217,7 +217,7 @@ def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
         ({"devices": 17}, "cannot emulate 17 devices"),
         (
             {"total_bytes": 2**29},
-            "cannot have 512 MB of memory, because the CUDA context takes 512",
+            "with 512 MB of memory, because the CUDA context alone takes 512 MB",
         ),
     ],
 )
@@ -240,7 +240,7 @@ except emulated_cuda.DeviceError as error:
 def test_limit_of_the_address_space_is_refused(python):
     """With a limited address space, each allocation would fail for lack of memory: an error."""
     message = python("-c", LIMITED).stdout
-    assert message.startswith("an emulated CUDA device must reserve 512 GB of address space")
+    assert message.startswith("the system refused the 512 GB of address space")
     assert message.endswith("do not set vm.overcommit_memory to 2 None\n")
 
 
@@ -309,10 +309,10 @@ def test_process_that_uses_another_driver_is_refused(of_driver, driver, library)
     line = of_driver.stdout.splitlines(keepends=True)[LIBRARIES.index(library)]
     assert line == (
         f"{library} "
-        f"TooLateError the emulated CUDA device comes too late: it takes the place of NVIDIA's "
-        f"driver, and this process uses {driver / library} already; load the emulated device "
-        f"before, or do not call torch.cuda.is_available(), torch.cuda.device_count() or "
-        f"torch.accelerator at the top of a conftest.py, a plugin or a module\n"
+        f"TooLateError the emulated CUDA device comes too late: it replaces NVIDIA's driver, "
+        f"but this process already uses {driver / library}; load the emulated device first, and "
+        f"move calls of torch.cuda.is_available(), torch.cuda.device_count() and "
+        f"torch.accelerator from the top of conftest.py, plugins and modules into functions\n"
     ), of_driver.stderr
 
 

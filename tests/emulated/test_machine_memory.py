@@ -84,7 +84,7 @@ def test_machine_that_is_full_is_named_in_the_error(run):
     assert asks == [refused, allocated, allocated, allocated, refused, allocated]
     assert error.startswith(
         "False CUDA error: out of memory of this machine, not of the emulated card: 900 MB were "
-        "asked for, and 1000 of 16000 MB are available here"
+        "asked for, but only 1000 of 16000 MB are available"
     )
     assert "--no-values" in error
     assert after == "81152 6.0"

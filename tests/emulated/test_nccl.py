@@ -104,8 +104,8 @@ def test_ranks_that_call_something_else_get_an_error_that_names_both_calls(nccl)
     for own, other in ((0, 1), (1, 0)):
         assert runs[own].returncode == 1
         assert (
-            f"the ranks do not call the same: rank {own} calls ncclAllReduce of {4 + own} float32 "
-            f"(sum), rank {other} calls ncclAllReduce of {4 + other} float32 (sum)"
+            f"the ranks call different collectives: rank {own} calls ncclAllReduce of {4 + own} "
+            f"float32 (sum), but rank {other} calls ncclAllReduce of {4 + other} float32 (sum)"
         ) in runs[own].stderr
 
 
@@ -188,8 +188,8 @@ def test_nan_check_of_torch_finds_what_would_be_sent(python, tmp_path):
     # The device must be there when torch registers the kernel, so this is a new interpreter.
     done = python("-c", NAN, str(tmp_path / "store"), **settings)
     found = (
-        "device-side assert triggered: element 4 of 5 of a tensor that a collective would send "
-        "is NaN (TORCH_NCCL_NAN_CHECK) 0\n"
+        "device-side assert triggered: element 4 of 5 of a tensor to send is NaN (checked "
+        "because TORCH_NCCL_NAN_CHECK is set) 0\n"
     )
     assert done.stdout == found * 6 + "255\n[1.0, 1.0, 1.0]\n", done.stderr
 

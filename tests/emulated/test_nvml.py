@@ -322,7 +322,7 @@ def test_nvidia_smi_refuses_what_it_does_not_know(said):
     assert said["no such device"][:2] == [6, "No devices were found\n"]
     for case, message in (
         ("unknown field", 'field "nonsense" is not a valid field to query'),
-        ("no format", "--format=csv is missing"),
+        ("no format", "add --format=csv"),
         ("unknown option", "unrecognized arguments: topo -m"),
     ):
         status, text, errors = said[case]
@@ -332,7 +332,7 @@ def test_nvidia_smi_refuses_what_it_does_not_know(said):
 
 def test_nvidia_smi_without_a_device_says_so():
     """Outside an emulating program there is nothing to show."""
-    with pytest.raises(DeviceError, match=r"EMULATED_CUDA is not in the environment; run"):
+    with pytest.raises(DeviceError, match=r"EMULATED_CUDA is not in the environment; start"):
         Nvml({})
 
 

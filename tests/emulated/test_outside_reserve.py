@@ -37,8 +37,8 @@ def test_range_is_that_of_the_generation(card, with_nccl, least, most):
         pytest.param(int(0.79 * GIB), ": fits", id="equal"),
         pytest.param(
             int(0.79 * GIB) - 1,
-            ": fits, if the CUDA context and loaded kernels take no more than the 809.0 MB beside "
-            "it: 675.8 MB to 809.0 MB were seen on such cards",
+            ": fits, if the CUDA context and loaded kernels take no more than the 809.0 MB that "
+            "remain; on such cards they took 675.8 MB to 809.0 MB",
             id="one-byte-less",
         ),
     ],
@@ -64,7 +64,7 @@ def test_condition_of_a_rank_has_nccl():
 
     assert line.endswith(
         "fits, if the CUDA context, loaded kernels and NCCL take no more than the 1,024.0 MB "
-        "beside it: 409.6 MB to 1,658.9 MB were seen on such cards"
+        "that remain; on such cards they took 409.6 MB to 1,658.9 MB"
     )
 
 

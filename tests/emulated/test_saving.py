@@ -47,5 +47,5 @@ def test_only_files_of_the_program_itself_are_replaced_without_values(python, tm
     is_old = [(tmp_path / name).read_bytes() == OLD for name in ("old.pt", "old.safetensors")]
     assert is_old == [values == "off"] * 2
     assert [
-        line.split()[6] for line in run.stderr.splitlines() if "is not overwritten" in line
+        line.split()[1] for line in run.stderr.splitlines() if "is not overwritten" in line
     ] == [str(tmp_path / name) for name in kept]

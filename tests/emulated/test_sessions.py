@@ -46,7 +46,7 @@ def test_script_measures_the_emulated_device(python, start):
     assert measured == MEASURED
     for message in (card, devices):
         assert "is not available: this process already emulates 1 × NVIDIA T4 with" in message
-        assert message.endswith("asked for; use one device per process")
+        assert message.endswith("; start another process for that device")
     assert unknown.startswith("unknown card 't1'; write emulate:cuda, or emulate:cuda: and one of")
 
 
@@ -69,7 +69,7 @@ def test_auto_never_emulates_a_device(python):
     first, message, last = python("-c", REFUSED, forked=True).stdout.splitlines()
     assert first == "cpu cpu False"
     assert message.startswith("device 'emulate:cuda' is not available: the emulated CUDA device c")
-    assert "; load the emulated device before, or do not call torch.cuda.is_avail" in message
+    assert "; load the emulated device first, and move calls of torch.cuda.is_avail" in message
     assert last == "True False"
 
 

@@ -41,9 +41,9 @@ def test_reserve_that_nobody_uses_is_warned_of(
 @pytest.mark.parametrize(
     ("free_mb", "largest_mb", "in_pools_mb", "cause"),
     [
-        (900, 16, 0, "900.0 MB free in blocks of at most 16.0 MB: fragmentation. python -m "),
-        (100, 16, 800, "800.0 MB free in private pools of CUDA graphs and MemPool"),
-        (100, 16, 50, "150.0 MB free: at least 650.0 MB too little"),
+        (900, 16, 0, "900.0 MB were free in blocks of at most 16.0 MB (fragmentation). To try "),
+        (100, 16, 800, "800.0 MB were free, but only in private pools of CUDA graphs and MemPool"),
+        (100, 16, 50, "150.0 MB were free, at least 650.0 MB too little"),
     ],
 )
 def test_refused_allocation_is_explained(
@@ -57,8 +57,8 @@ def test_refused_allocation_is_explained(
     process = ProcessUse(1, "train.py", None, card, card.total_bytes, True, (device,))
     _, why = running.lines([process])
     assert why.startswith(
-        "on cuda:0, 1,000.0 MB were refused when 200.0 MB of the card were left: 5,000.0 MB of the "
-        f"reserve were in use, {cause}"
+        "on cuda:0, an allocation of 1,000.0 MB was refused when 200.0 MB of the card were left. "
+        f"Of the reserved memory, 5,000.0 MB were in use and {cause}"
     )
 
 
@@ -102,4 +102,4 @@ def test_program_that_runs_out_of_memory_is_told_why(python, tmp_path) -> None:
     card = ("--card", "t4", "--memory", "2560MB", "--no-values")
     run = python("-m", "emulated_cuda", *card, str(program), forked_children=True)
     assert run.returncode == 1
-    assert "400.0 MB of the reserve were in use, 1,600.0 MB free in blocks of at most" in run.stderr
+    assert "400.0 MB were in use and 1,600.0 MB were free in blocks of at most" in run.stderr

@@ -140,8 +140,8 @@ def test_process_has_values_for_all_of_its_devices_or_for_none(python):
     """All devices of a process have values or none do; a name without the setting fits both."""
     assert python("-c", OTHER, forked=True).stdout.startswith(
         "device 'emulate:cuda:t4,values=on' is not available: "
-        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, and "
-        "1 × NVIDIA T4 with 14,909 MB each, with values was asked for"
+        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, so "
+        "it cannot emulate 1 × NVIDIA T4 with 14,909 MB each, with values too"
     )
 
 
@@ -169,16 +169,16 @@ def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
 
     If values were asked for, it is an error.
     """
-    assert "the emulated device computes values with torch.library.get_kernel, which torch" in (
+    assert "lacks torch.library.get_kernel, and the emulated device needs them to compute" in (
         python("-c", WITHOUT_KERNELS, forked=True).stdout
     )
     number, note, warning = python("-c", OLD_BY_DEFAULT, forked=True).stdout.splitlines()
     assert number == "0.0"
     assert note.startswith("no values are computed: tensors on the device hold zeros or stale")
     assert warning == (
-        "warning: values are not computed: the emulated device computes values with "
-        f"torch.library.get_kernel, which torch {torch.__version__} lacks; install a version "
-        f"with which the device was tested (torch {torch_versions.RANGE}), or {REMEDY}"
+        f"warning: no values are computed: torch {torch.__version__} lacks "
+        "torch.library.get_kernel, and the emulated device needs them to compute values; install "
+        f"a tested version (torch {torch_versions.RANGE}), or {REMEDY}"
     )
 
 

@@ -45,7 +45,7 @@ def test_only_multiples_are_tried_if_the_code_takes_no_others() -> None:
     """A network that halves its pictures raises for odd ones."""
     found = Search(Card(1000, 32).run, 32).verified("px", 1010, 1100, "the 9 MB of t4")
     assert found == 992
-    assert "px=1,024 ran out of memory; multiples of 32 were tried" in found.how
+    assert "px=1,024 ran out of memory; only multiples of 32 were tried" in found.how
 
 
 def test_other_errors_of_the_code_are_raised() -> None:

@@ -131,7 +131,7 @@ def test_further_runs_are_in_such_processes(steps: str) -> None:
     assert f"batch={largest:,} ran in the 14,397 MB of t4" in largest.how
     assert largest.reserved_bytes <= 14_397.5 * 2**20 < (largest + 40) * exact
     alone = law.largest("batch", card="t4", verify=False)
-    assert (alone, alone.how) == (largest.by_law, "by the law alone, without a run: verify=False")
+    assert (alone, alone.how) == (largest.by_law, "by the law alone, without a run (verify=False)")
 
 
 @pytest.mark.emulates

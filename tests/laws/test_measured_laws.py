@@ -175,7 +175,7 @@ def test_wrong_questions_are_refused(probe: MemoryProbe) -> None:
         law.at(n=0)
     with pytest.raises(ValueError, match="unknown card 'h900'"):
         law.largest("n", card="h900")
-    with pytest.raises(ValueError, match="needs a card or an amount of memory"):
+    with pytest.raises(ValueError, match="needs either a card or an amount of memory"):
         law.largest("n")
     # Tensors that other tests of this process keep count as well, so the memory is beside them.
     memory_mb = law.start_bytes / 2**20 + 1
@@ -218,7 +218,7 @@ def test_running_out_of_memory_names_the_sizes() -> None:
 def test_text_fits_a_screen_and_names_the_pieces(probe: MemoryProbe) -> None:
     """The headline, the pieces, and the terms by line."""
     lines = str(probe.law(attention, batch=(1, 2, 4), seq=(16, 32, 64))).splitlines()
-    assert lines[0].startswith("peak on cpu, in bytes: 10 runs, 9 samples, the law gives each")
+    assert lines[0].startswith("peak on cpu, in bytes: 10 runs, 9 samples, the law matches all")
     assert lines[1].startswith("peak = ")
     assert "batch · seq²" in lines[1]
     assert len(lines) <= 24

@@ -22,7 +22,8 @@ MAJOR, MINOR = torch_versions.NEWEST_TRIED
 def test_newer_version_is_named(version, named):
     """A torch version newer than those tried is named by its major and minor number."""
     assert warning_about(version) == (
-        f"not yet tried with torch {named}; figures of torch's allocator are still torch's own"
+        f"emulated_cuda has not been tried with torch {named}. torch's own allocator still counts "
+        "the memory of tensors, but other figures may be wrong"
     )
 
 

@@ -24,9 +24,9 @@ def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", forked=True)
     run.assert_refused(
-        "--cka-memory-device: the emulated CUDA device comes too late: torch was imported in this "
-        "process and asked for CUDA devices",
-        "; load the emulated device before, or do not call torch.cuda.is_available()",
+        "--cka-memory-device: the emulated CUDA device comes too late: this process has already "
+        "asked torch for CUDA devices",
+        "; load the emulated device first, and move calls of torch.cuda.is_available()",
         "a module (torch was imported by plugin asks)",
     )
 

@@ -26,7 +26,7 @@ def test_session_whose_triton_kernels_are_interpreted_is_warned(
     device = "--cka-memory-device=emulate:cuda:t4"
     run = session("def test_it(cka_memory): pass", device, "--cka-memory-report", forked=True)
     run.assert_outcomes(passed=1)
-    assert run.text.count("warning: TRITON_INTERPRET is set: Triton's interpreter") == warned
+    assert run.text.count("warning: TRITON_INTERPRET is set, and Triton's interpreter") == warned
 
 
 LACKING = """
@@ -35,9 +35,9 @@ from emulated_cuda import torch_versions
 torch_versions.NEEDED_NAMES = torch_versions.Row(("torch.planted.name",), "not in any version")
 """
 WITHOUT_VALUES = (
-    "warning: values are not computed: the emulated device computes values with "
-    f"torch.planted.name, which torch {torch.__version__} lacks; install a version with "
-    f"which the device was tested (torch {torch_versions.RANGE}), or {REMEDY}"
+    f"warning: no values are computed: torch {torch.__version__} lacks torch.planted.name, and "
+    "the emulated device needs them to compute values; install a tested version (torch "
+    f"{torch_versions.RANGE}), or {REMEDY}"
 )
 
 

@@ -306,7 +306,7 @@ def test_several_sessions_of_one_process_share_the_device(pytester):
         f"session: emulate:cuda:h100 {int(pytest.ExitCode.USAGE_ERROR)}",
     ]
     assert "--cka-memory-device: this process already emulates 1 × NVIDIA A100" in run.stderr
-    assert "asked for; use one device per process\n" in run.stderr
+    assert "; start another process for that device\n" in run.stderr
 
 
 # ---- Refusals ----

@@ -71,16 +71,25 @@ def test_changes_that_run_keep_their_promise(step: Step) -> None:
 
 STEPPING, DEPENDING = "optimizer step in backward", "rows of the batch depend on each other"
 VERDICTS = {
-    "average_before_the_step": (STEPPING, "refused: weights are read between backward and step"),
+    "average_before_the_step": (
+        STEPPING,
+        "refused: the step reads weights between backward and step()",
+    ),
     "average_after_the_step": (STEPPING, "promised"),
-    "evaluate_before_the_step": (STEPPING, "refused: weights are read between backward and step"),
+    "evaluate_before_the_step": (
+        STEPPING,
+        "refused: the step reads weights between backward and step()",
+    ),
     "change_the_rate_before_the_step": (
         STEPPING,
         "refused: options of the optimizer change between backward and step",
     ),
     "cycle_the_momentum": (STEPPING, "promised"),
-    "scale_the_loss": (STEPPING, "refused: gradients are read between backward and step"),
-    "scale_the_loss_fused": (STEPPING, "refused: gradients are read between backward and step"),
+    "scale_the_loss": (STEPPING, "refused: the step reads gradients between backward and step()"),
+    "scale_the_loss_fused": (
+        STEPPING,
+        "refused: the step reads gradients between backward and step()",
+    ),
     "perceive": ("no_grad", "not offered"),
     "use_a_part_of_what_is_returned": ("no_grad", "not offered"),
     "return_a_dataclass": ("checkpoint every Block", "promised"),
@@ -90,7 +99,7 @@ VERDICTS = {
         "refused: its forward changes a global variable",
     ),
     "train_tied": (STEPPING, "promised"),
-    "make_weights_late": ("checkpoint every Lazy", "refused: a hook of the LazyLinear"),
+    "make_weights_late": ("checkpoint every Lazy", "refused: its LazyLinear has a forward hook"),
     "compile_blocks": ("checkpoint", "not offered"),
     "Contrast": ("2 micro-batches", f"numbers: changes the numbers: {DEPENDING}"),
     "Centred": ("2 micro-batches", f"numbers: changes the numbers: {DEPENDING}"),

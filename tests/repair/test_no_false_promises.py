@@ -42,19 +42,19 @@ def verdict_on(step: Callable[[], Any], name: str) -> str:
 
 
 CHECKPOINTS = {
-    "Counting": "refused: its forward changes self.calls, which would happen twice",
-    "Remembering": "refused: its forward changes self.last, which would happen twice",
-    "Listing": "refused: its forward changes self.shapes, which would happen twice",
-    "Caching": "refused: its forward changes self.cache, which would happen twice",
-    "Global": "refused: its forward changes a global variable, which would happen twice",
-    "PythonRandom": "refused: its forward draws from Python's random, which would happen twice",
-    "NumpyRandom": "refused: its forward draws from NumPy's random numbers, which would",
-    "OwnGenerator": "refused: its forward draws from a torch.Generator of its own, which would",
-    "BatchNorm": "numbers: its forward changes the buffer num_batches_tracked, which would",
-    "Averaging": "numbers: its forward changes the buffer mean, which would happen twice",
-    "Spectral": "numbers: its forward changes the buffer _u, which would happen twice",
-    "HookInside": "refused: a hook of the Linear in it would run twice, which would happen twice",
-    "PreHookInside": "refused: a hook of the LayerNorm in it would run twice",
+    "Counting": "refused: its forward changes self.calls, and a checkpoint runs",
+    "Remembering": "refused: its forward changes self.last, and a checkpoint runs",
+    "Listing": "refused: its forward changes self.shapes, and a checkpoint runs",
+    "Caching": "refused: its forward changes self.cache, and a checkpoint runs",
+    "Global": "refused: its forward changes a global variable, and a checkpoint runs",
+    "PythonRandom": "refused: its forward draws from Python's random numbers, and a check",
+    "NumpyRandom": "refused: its forward draws from NumPy's random numbers, and",
+    "OwnGenerator": "refused: its forward draws from a torch.Generator of its own, and",
+    "BatchNorm": "numbers: its forward changes the buffer num_batches_tracked, and",
+    "Averaging": "numbers: its forward changes the buffer mean, and a checkpoint runs",
+    "Spectral": "numbers: its forward changes the buffer _u, and a checkpoint runs",
+    "HookInside": "refused: its Linear has a forward hook, and a checkpoint runs forward twice",
+    "PreHookInside": "refused: its LayerNorm has a forward hook",
 }
 
 
@@ -73,14 +73,14 @@ def test_plain_blocks_are_checkpointed() -> None:
 
 
 IN_PLACE = {
-    "ReadAgain": "refused: its input is read again after it",
-    "ReadByView": "refused: its input is read again after it",
-    "ReadAtTheEnd": "refused: its input is read again after it",
+    "ReadAgain": "refused: its input is read again later",
+    "ReadByView": "refused: its input is read again later",
+    "ReadAtTheEnd": "refused: its input is read again later",
     "OfTheUser": "refused: its input is not computed by the model",
     "OfAParameter": "refused: its input is not computed by the model",
     "SavedBySigmoid": "does not run: RuntimeError: one of the variables needed for gradient",
     "SavedByExp": "does not run: RuntimeError: one of the variables needed for gradient",
-    "ReadTwice": "refused: its input is read again after it",
+    "ReadTwice": "refused: its input is read again later",
 }
 
 
@@ -92,13 +92,13 @@ def test_inputs_that_must_not_be_overwritten(kind: type) -> None:
 
 
 STEPS = {
-    "clip_by_norm": "gradients are read between backward and step",
-    "clip_by_value": "gradients are read between backward and step",
-    "scale_gradients": "gradients are read between backward and step",
-    "log_gradients": "gradients are read between backward and step",
+    "clip_by_norm": "the step reads gradients between backward and step()",
+    "clip_by_value": "the step reads gradients between backward and step()",
+    "scale_gradients": "the step reads gradients between backward and step()",
+    "log_gradients": "the step reads gradients between backward and step()",
     "accumulate": "several backward passes add to one gradient",
-    "keep_graph": "a graph is kept for another backward pass",
-    "clip_in_closure": "gradients are read between backward and step",
+    "keep_graph": "the step keeps a graph for another backward pass",
+    "clip_in_closure": "the step reads gradients between backward and step()",
     "accumulate_in_closure": "several backward passes add to one gradient",
 }
 
@@ -118,8 +118,8 @@ def test_gradients_that_are_read_after_the_step_of_a_closure() -> None:
 
 BATCHES = {
     "normalize_batch": "refused: BatchNorm1d computes its statistics over the whole batch",
-    "drop_out": "numbers: changes the numbers: dropout draws others",
-    "differentiate_twice": "refused: a graph is kept for another backward pass",
+    "drop_out": "numbers: changes the numbers: dropout draws other numbers",
+    "differentiate_twice": "refused: the step keeps a graph for another backward pass",
     "add_losses": f"numbers: {proof.NOT_A_MEAN}",
     "ignore_targets": f"numbers: {proof.IGNORED}",
     "ignore_zeros": f"numbers: {proof.IGNORED}",

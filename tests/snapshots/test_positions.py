@@ -174,7 +174,7 @@ def test_command_finds_the_order(tmp_path, capsys):
         assert main(["replay", str(path), "--try", "expandable_segments:True"]) == OK
         output = capsys.readouterr().out
         size = sum(segment["total_size"] for segment in data["segments"]) / MB
-        assert "the reserve is the recorded one after each of" in output
+        assert "the replayed reserve equals the recorded one to the byte, after each of" in output
         (row,) = [line for line in output.splitlines() if line.startswith("as recorded: ")]
         assert f"{size:,.1f}" in row.split()
 
@@ -196,8 +196,8 @@ def test_allocator_that_ignores_addresses_is_named(tmp_path, capsys, monkeypatch
     path = made.written(tmp_path, recorded(descending, by_address))
     assert main(["replay", str(path), "--try", "expandable_segments:True"]) == OK
     output = capsys.readouterr().out
-    assert "the reserve differs from the recorded one after" in output
-    assert "versions before 2.12 take the one at the lowest address" in output
+    assert "the replayed reserve differs from the recorded one after" in output
+    assert "versions before 2.12 take the block at the lowest address" in output
 
 
 def equal(number, size):
@@ -231,7 +231,10 @@ def test_hostile_addresses_are_replayed_in_another_order(tmp_path, capsys, place
     path = made.written(tmp_path, made.snapshot(events))
     assert main(["replay", str(path), "--try", "expandable_segments:True"]) == OK
     output = capsys.readouterr().out
-    assert "the reserve is the recorded one after each of 12 allocations" in output
+    assert (
+        "the replayed reserve equals the recorded one to the byte, after each of 12 allocations"
+        in output
+    )
     is_possible = place in (outside, not_aligned)
     assert ("could not be where the recording has them" in output) is not is_possible
 

@@ -203,7 +203,7 @@ def test_replay_says_that_the_program_must_allocate_less(session, found):
     printed = command(session, "replay", str(path))
     assert "so there is nothing to replay" in printed
     assert "no setting is enough: the " in printed
-    assert "NVIDIA A100 80GB is large enough for this" in command(
+    assert "NVIDIA A100 80GB is large enough with any setting" in command(
         session, "replay", str(path), "--card", "a100"
     )
 
@@ -213,7 +213,7 @@ def test_replay_says_that_a_setting_may_be_enough(session, found):
     path, _, _ = found("test_in_pieces")
     printed = command(session, "replay", str(path))
     assert "a setting may be enough: the 2,720.0 MB in use and the 8,000.0 MB that were" in printed
-    assert "10,880.0 MB of the reserve were free, but in pieces" in printed
+    assert "10,880.0 MB of the reserved memory were free, but in pieces" in printed
     assert "run pytest with --cka-memory-snapshots=FOLDER" in printed
 
 

@@ -101,7 +101,7 @@ int give_all() {
   if (!inits.empty())
     if (int code = run_inits(inits)) {
       // ProcessGroupNCCL2 does not ask for the reason.
-      fprintf(stderr, "emulated_cuda: no communicator of NCCL was made: %s\n", problem_of_this_thread().c_str());
+      fprintf(stderr, "emulated_cuda: cannot create a communicator of NCCL: %s\n", problem_of_this_thread().c_str());
       return code;
     }
   // The transfers of a communicator move together, after its collectives.
@@ -129,7 +129,7 @@ int give_all() {
 
 int add(Communicator* communicator, Stream stream, Bytes sent, Bytes received, Communicator::Run run,
         std::vector<Transfer> transfers = {}) {
-  if (!communicator) return failed(kInvalidArgument, "there is no communicator");
+  if (!communicator) return failed(kInvalidArgument, "the communicator is null; call ncclCommInitRank first");
   bool is_sent_known = false;
   if (!capture_of(stream)) {  // otherwise a replay does
     if (int code = cannot_send(sent.start, sent.size)) return code;
@@ -204,7 +204,8 @@ API void emulated_ask_before_sending(Asked ask) { asked = ask; }
 API const char* emulated_repeat_calls(size_t number) {
   auto given = recorded_calls(number);
   for (const auto& one : given) {
-    if (one.communicator->is_over()) return "a graph replays a call of NCCL whose communicator was destroyed";
+    if (one.communicator->is_over())
+      return "the graph calls NCCL with a communicator that was destroyed; capture the graph again";
     for (Bytes bytes : one.sent)
       if (cannot_send(bytes.start, bytes.size)) return problem_of_this_thread().c_str();
     for (Bytes bytes : one.received) note_received(bytes.start, bytes.size);
@@ -229,7 +230,7 @@ static_assert(sizeof(Id) == 128, "torch passes it by value");
 API int ncclGetVersion(int* version) { return *version = (int)settings.nccl_version, kDone; }
 API int ncclGetUniqueId(Id* id) {
   memset(id, 0, sizeof *id);
-  return make_offer(&id->offer) ? (int)kDone : failed(kSystemError, "no shared memory for a communicator");
+  return make_offer(&id->offer) ? (int)kDone : failed(kSystemError, "cannot allocate shared memory for a communicator");
 }
 static int init(Communicator** out, int ranks, const Id& id, int rank) {
   *out = nullptr;
@@ -276,7 +277,7 @@ API int ncclCommAbort(Communicator* c) {
   return kDone;
 }
 API int ncclCommGetAsyncError(Communicator* c, int* code) {
-  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  if (!c) return failed(kInvalidArgument, "the communicator is null; call ncclCommInitRank first");
   return *code = c->async_error(), kDone;
 }
 API int ncclCommCount(Communicator* c, int* count) { return *count = c->ranks(), kDone; }
@@ -285,16 +286,16 @@ API int ncclCommCuDevice(Communicator* c, int* device) { return *device = c->dev
 
 // What NCCL allocates itself can be given back for a while; here that is nothing, on the device.
 API int ncclCommSuspend(Communicator* c, int) {
-  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  if (!c) return failed(kInvalidArgument, "the communicator is null; call ncclCommInitRank first");
   return c->is_suspended = true, kDone;
 }
 API int ncclCommResume(Communicator* c) {
-  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  if (!c) return failed(kInvalidArgument, "the communicator is null; call ncclCommInitRank first");
   return c->is_suspended = false, kDone;
 }
 API int ncclCommMemStats(Communicator* c, int figure, uint64_t* value) {
   constexpr int kIsSuspended = 1;
-  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  if (!c) return failed(kInvalidArgument, "the communicator is null; call ncclCommInitRank first");
   return *value = figure == kIsSuspended && c->is_suspended, kDone;
 }
 
@@ -329,7 +330,9 @@ API int ncclCommDeregister(Communicator*, void*) { return kDone; }
 
 API int ncclGroupStart() { return ++group.depth, kDone; }
 API int ncclGroupEnd() { return --group.depth ? (int)kDone : give_all(); }
-API int ncclGroupSimulateEnd(void*) { return failed(kInvalidUsage, "the emulated NCCL does not know how long a group takes"); }
+API int ncclGroupSimulateEnd(void*) {
+  return failed(kInvalidUsage, "the emulated NCCL does not know how long a group takes; measure it on a GPU");
+}
 
 API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
   log_call({"AllReduce", send, recv, count, type, op, 0}, c, stream);
@@ -385,7 +388,8 @@ API int ncclRecv(void* recv, size_t count, int type, int peer, Communicator* c, 
 
 API int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int, Communicator*) {
   *op = add_factor(scalar, type);
-  return *op < 0 ? failed(kInvalidArgument, "a factor of a sum must be a floating-point number") : (int)kDone;
+  if (*op >= 0) return kDone;
+  return failed(kInvalidArgument, "the factor of ncclRedOpCreatePreMulSum must be a floating-point number");
 }
 API int ncclRedOpDestroy(int op, Communicator*) { return remove_factor(op), kDone; }
 

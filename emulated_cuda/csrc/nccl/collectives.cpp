@@ -163,8 +163,8 @@ bool advance(Communicator& c, Moving& moving, std::string& problem) {
   moving.done += part;
   uint64_t told = moving.head & ~kKnown;
   if (moving.done == kHead && told != transfer.bytes)
-    problem = "the ranks do not agree on a message: rank " + std::to_string(transfer.peer) + " sends " +
-              std::to_string(told) + " bytes, rank " + std::to_string(c.rank()) + " receives " +
+    problem = "the ranks expect different sizes of a message: rank " + std::to_string(transfer.peer) + " sends " +
+              std::to_string(told) + " bytes, but rank " + std::to_string(c.rank()) + " receives " +
               std::to_string(transfer.bytes);
   if (moving.done == moving.bytes && !transfer.sends && moving.head & kKnown)
     note_write(transfer.at, transfer.bytes, transfer.launches);

@@ -73,14 +73,16 @@ int Communicator::join(Communicator** out, int ranks, int rank, const Offer& off
   auto* made = new Communicator;
   made->ranks_ = ranks, made->rank_ = rank, made->device_ = device;
   made->is_program_handling_errors_ = are_errors_handled_by_program();
-  if (ranks > kMostRanks) return made->fail(kInvalidUsage, "the emulated NCCL has at most 64 ranks");
+  if (ranks > kMostRanks)
+    return made->fail(kInvalidUsage, "the emulated NCCL has at most 64 ranks, got " + std::to_string(ranks));
   bool is_own = offer.process == getpid();
   int opened = is_own ? (int)offer.file : open_of_process((int)offer.process, (int)offer.file);
   if (opened >= 0) made->base_ = (char*)map_shared(opened, bytes(ranks));
   if (opened >= 0 && !is_own) close(opened);
   if (!made->base_ || made->segment().token != offer.token)
     return made->fail(kSystemError, "the rank that made this communicator (process " + std::to_string(offer.process) +
-                                        ") has ended, or does not run on this machine as this user");
+                                        ") has ended, or runs on another machine or as another user; run all "
+                                        "ranks on one machine as one user");
   int code = made->come();
   if (is_own) close_offered((int)offer.file);
   if (code) return code;
@@ -107,8 +109,8 @@ int Communicator::come() {
       if (record(first).card == record(second).card && record(first).node == record(second).node)
         return fail(kInvalidUsage, "duplicate GPU: rank " + std::to_string(first) + " and rank " + std::to_string(second) +
                                        " both use device " + std::to_string(record(first).card) +
-                                       "; call torch.cuda.set_device with a device of each rank's own, or give ranks that "
-                                       "stand for different machines a different NCCL_HOSTID");
+                                       "; call torch.cuda.set_device with another device on each rank, or set another NCCL_HOSTID "
+                                       "for ranks that stand for another machine");
   return kDone;
 }
 
@@ -163,7 +165,7 @@ int Communicator::wait_until(const std::function<bool()>& is_over, const std::fu
     uint32_t bell = segment().bell;
     if (is_over()) return kDone;
     if (is_aborted_)
-      return fail(kRemoteError, "rank " + std::to_string(rank_) + " has aborted the communicator, as it does after its timeout, while it "
+      return fail(kRemoteError, "rank " + std::to_string(rank_) + " has aborted the communicator, probably after its timeout, while it "
                                 "waited for rank " + std::to_string(std::max(missing(), 0)) + " in " + what);
     if (turns < 20) {
       sched_yield();
@@ -215,8 +217,8 @@ int Communicator::meet(const Call* call, bool needs_others) {
     const Call& other = record(rank).calls[calls_ % 2];
     are_known_ = are_known_ && other.is_known;
     if (memcmp(&other, call, offsetof(Call, is_known)))
-      return fail(kInvalidUsage, "the ranks do not call the same: rank " + std::to_string(rank_) + " calls " +
-                                     described(*call) + ", rank " + std::to_string(rank) + " calls " + described(other));
+      return fail(kInvalidUsage, "the ranks call different collectives: rank " + std::to_string(rank_) + " calls " +
+                                     described(*call) + ", but rank " + std::to_string(rank) + " calls " + described(other));
   }
   return kDone;
 }
@@ -366,7 +368,7 @@ int Communicator::shrink_aborted(const std::vector<int>& excluded, Communicator*
   ring_bell();
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (!base_) return fail(kInvalidUsage, "this communicator was destroyed");
+    if (!base_) return fail(kInvalidUsage, "this communicator was destroyed; create a new one");
   }
   if (has_thread_) {
     auto last = start([](Communicator&) { return (int)kDone; }, {});
@@ -386,7 +388,7 @@ int Communicator::make_from_members(const std::vector<int>& members, int kind, C
   Record& first = record(members[0]);
   Offer offer;
   if (place == 0) {
-    if (!make_offer(&offer)) return fail(kSystemError, "no shared memory");
+    if (!make_offer(&offer)) return fail(kSystemError, "cannot allocate shared memory for a communicator");
     first.offered = offer.process << 32 | offer.file;
     first.token = offer.token;
     first.offers[kind] = number;

@@ -71,6 +71,6 @@ int check_for_nan(const void* function, void** arguments) {
   size_t index = check.first_nan(start, count);
   if (index == count) return kSuccess;
   std::string problem = "device-side assert triggered: element " + std::to_string(index) + " of " + std::to_string(count) +
-                        " of a tensor that a collective would send is NaN (TORCH_NCCL_NAN_CHECK)";
+                        " of a tensor to send is NaN (checked because TORCH_NCCL_NAN_CHECK is set)";
   return fail_work(problem.c_str(), kAssert);
 }

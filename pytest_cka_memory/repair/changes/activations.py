@@ -285,14 +285,14 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
         yield Refusal(name.format(2), because)
         return
     if observed.is_higher_order:
-        yield Refusal(name.format(2), "a graph is kept for another backward pass")
+        yield Refusal(name.format(2), "the step keeps a graph for another backward pass")
         return
     numbers = LAST_DIGITS
     differing = next(filter(None, (root.numbers_of_parts for root in roots)), "")
     if differing:
         numbers = differing
     elif observed.has_dropout:
-        numbers = "changes the numbers: dropout draws others"
+        numbers = "changes the numbers: dropout draws other numbers"
     elif observed.draws:
         numbers = "changes the numbers: each part draws random numbers of its own"
     elif any(map(observed.mixing.concerns, sizes)):
@@ -310,7 +310,8 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
                 ),
                 advice="call the model with parts of the batch, and divide each loss by the number "
                 "of parts",
-                condition="each part has as many targets that ignore_index does not leave out",
+                condition="each part has the same number of targets that ignore_index does not "
+                "leave out",
                 order=5,
             )
 

@@ -72,9 +72,9 @@ def offers(observed: Observed) -> Iterator[Change | Refusal]:
             name = f"checkpoint every {kind.__name__}"
             effect = observed.side_effects.get(kind)
             if effect and not effect.startswith(_BUFFERS):
-                yield Refusal(name, f"{effect}, which would happen twice")
+                yield Refusal(name, f"{effect}, and a checkpoint runs forward twice")
                 continue
-            numbers = f"{effect}, which would happen twice" if effect else ""
+            numbers = f"{effect}, and a checkpoint runs forward twice" if effect else ""
             yield change_for(Selection(root, kind), numbers)
 
 
@@ -314,7 +314,7 @@ def _neighbours(ranked: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
     yield from combinations(ranked, count)
 
 
-NUMBERS = "changes the numbers: a mean over the batches of all cards"
+NUMBERS = "changes the numbers: gradients are means over the batches of all cards"
 _ORDER_OF_SHARDS = 6
 
 
@@ -326,9 +326,9 @@ def offers_of_shards(observed: Observed) -> Iterator[Change | Refusal]:
     roots = [root for root in observed.roots if root.has_gradients and root.has_parameters]
     name = f"fully_shard over {cards} cards"
     if observed.has_values:
-        yield Refusal(name, "it is tried without values only: add values=off to the device")
+        yield Refusal(name, "it can be tried only without values; add values=off to the device")
     elif observed.is_distributed:
-        yield Refusal(name, "the step has a process group of its own")
+        yield Refusal(name, "the step makes its own process group")
     elif len({root.kind for root in roots}) == 1:
         yield _change_to_shards(name, roots, cards)
 
@@ -347,8 +347,9 @@ def _change_to_shards(name: str, roots: Sequence[Root], cards: int) -> Change:
         if None in sites
         else tuple(wrapped(site, "sharded(", argument, text_of(sharded)) for site in sites if site),
         advice=f"call torch.distributed.fsdp.fully_shard for each {part or 'large part'} and for "
-        "the model, before its optimizer is made",
-        condition=f"it is started by torchrun --nproc-per-node {cards}, and each card has a batch",
+        "the model, before you make the optimizer",
+        condition=f"torchrun --nproc-per-node {cards} starts the program, and each card gets a "
+        "batch",
         order=_ORDER_OF_SHARDS,
         cards=cards,
     )

@@ -103,13 +103,15 @@ def _in_backward(observed: Observed) -> Iterator[Change | Refusal]:
     if any(kind.__name__ in ("LBFGS", "SparseAdam") for kind in kinds):
         return
     if observed.reads_gradients:
-        yield Refusal(name, "gradients are read between backward and step, as to clip them")
+        yield Refusal(
+            name, "the step reads gradients between backward and step(), for example to clip them"
+        )
     elif observed.accumulates:
         yield Refusal(name, "several backward passes add to one gradient")
     elif observed.until_step.because:
         yield Refusal(name, observed.until_step.because)
     elif observed.is_higher_order:
-        yield Refusal(name, "a graph is kept for another backward pass")
+        yield Refusal(name, "the step keeps a graph for another backward pass")
     elif observed.backward_calls and all(site is not None for site in observed.optimizers.values()):
         yield Change(
             name,

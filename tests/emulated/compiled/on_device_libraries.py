@@ -17,7 +17,7 @@ def test_failed_assertion_is_an_error_with_its_text():
     %ok = arith.cmpi eq, %id, %zero : i32
     tt.assert %ok, "must be first" : i1
     """
-    message = r"device-side assert triggered: the kernel kernel in program \(1, 0, 0\): must be f"
+    message = r"device-side assert triggered in the kernel kernel, program \(1, 0, 0\): must be f"
     with pytest.raises(KernelError, match=message):
         launch(function("%x: !tt.ptr<i32>", body), [torch.zeros(1).cuda()], (4, 1, 1))
 

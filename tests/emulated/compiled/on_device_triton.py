@@ -113,7 +113,7 @@ def test_kernel_that_is_not_computed_marks_only_what_it_may_write():
     assert x.tolist() == [1, 1]
     with pytest.raises(
         StaleValueError,
-        match=r"the kernel clock of Triton was not computed .* the register %globaltimer",
+        match=r"did not compute the Triton kernel clock, because .* the register %globaltimer",
     ):
         out.cpu()
 
