@@ -29,8 +29,8 @@ NEED_VALUES = (
     *("linear_algebra", "fourier"),  # their libraries plan nothing without a GPU
 )
 """Families with sizes that depend on values."""
-_PARTS = 48
-"""Processes for torch's database of operators."""
+_PARTS = 3
+"""So many processes for torch's database of operators for each job: they take unequal times."""
 _MOST_CRASHES = 30
 
 
@@ -43,7 +43,9 @@ def command(kind: str, emulate: str | None, *, values: bool) -> list[str]:
     return [sys.executable, "-W", "ignore", *(emulated if emulate else []), script]
 
 
-def jobs(kinds: Sequence[str], emulate: str | None) -> list[tuple[str, list[str], dict[str, str]]]:
+def jobs(
+    kinds: Sequence[str], emulate: str | None, at_a_time: int
+) -> list[tuple[str, list[str], dict[str, str]]]:
     """Return kind, command and environment of each process, the longest first."""
     sys.path.insert(0, str(HERE))
     found: list[tuple[str, list[str], dict[str, str]]] = []
@@ -55,7 +57,8 @@ def jobs(kinds: Sequence[str], emulate: str | None) -> list[tuple[str, list[str]
             found.append(("layers", [*start, family], {}))
     if "operators" in kinds:
         start = command("operators", emulate, values=True)  # sizes depend on the samples
-        found += [("operators", [*start, f"{part}/{_PARTS}"], {}) for part in range(_PARTS)]
+        parts = _PARTS * at_a_time
+        found += [("operators", [*start, f"{part}/{parts}"], {}) for part in range(parts)]
     if "programs" in kinds:
         import card_programs
 
@@ -144,7 +147,7 @@ def main() -> None:
         folder = Path(name)
         works = [
             pool.submit(run, job, folder, number, end)
-            for number, job in enumerate(jobs(options.only, options.emulate))
+            for number, job in enumerate(jobs(options.only, options.emulate, options.jobs))
         ]
         for work in concurrent.futures.as_completed(works):
             print(work.result(), flush=True)
