@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, "benchmarks/card")
 from asked import requests  # type: ignore[import-not-found]
+from card_sweeps import solver  # type: ignore[import-not-found]
 
 Parts = list[Callable[[], Any]]
 
@@ -87,6 +88,12 @@ def solve(function: Callable[..., Any], *shape: int, dtype: torch.dtype = torch.
     return [lambda: function(x)]
 
 
+def decompose(name: str, dtype: str, shape: tuple[int, ...]) -> Parts:
+    """Return a function of linear algebra as in a sweep of a card."""
+    parts: Parts = solver({"name": name, "dtype": dtype, "shape": shape})
+    return parts
+
+
 def asked(parts: Parts) -> Any:
     """Return all sizes, negative if they are freed."""
     row = requests(*parts)
@@ -103,7 +110,7 @@ def workspaces(parts: Parts) -> Any:
 
 def answer(case: str) -> Any:
     parts = eval(case)
-    return asked(parts) if case.startswith("recur") else workspaces(parts)
+    return asked(parts) if case.startswith(("recur", "decompose")) else workspaces(parts)
 
 
 print(json.dumps({case: answer(case) for case in json.loads(sys.argv[1])}))
