@@ -69,11 +69,11 @@ NEEDED_NAMES = Row(
         "torch._conj",
         "torch._neg_view",
     ),
-    "private names without which no values are computed; values=on is then refused",
+    "private names of torch by which values are computed; if one is missing, values=on is refused",
 )
 DEVICE_COUNT = Row(
     "_ZN3c104cuda12device_countEv",
-    "c10::cuda::device_count() in libc10_cuda.so; needed if torch was imported before the device",
+    "c10::cuda::device_count() in libc10_cuda.so; needed if torch is imported before the device",
 )
 LATE_LIBRARIES = Row(
     ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"),
@@ -83,24 +83,24 @@ KERNELS = Row("libtorch_cuda.so", "the library that has the most of torch's kern
 BACKWARD_THREAD = Row("pt_autograd", "how the names of torch's threads for backward passes begin")
 OBJECT_COLLECTIVES = Row(
     ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-    "functions of torch.distributed that send Python objects in tensors on the device, and read "
-    "back sizes that operators have compared; without values they use Gloo",
+    "functions of torch.distributed that send Python objects in tensors on the device and read "
+    "their sizes back; if no values are computed, they use Gloo",
 )
 SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
 MEASURING = Row(
     ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),
-    "modules in which Inductor measures kernels to choose one; without them the choice may depend "
-    "on its caches, and figures of memory with it",
+    "modules in which Inductor times kernels to choose the fastest; if this torch lacks them, its "
+    "choice, and so the measured memory, may depend on what Inductor has cached",
 )
 LIBRARY_CHOICE = Row("ExternKernelCaller", "Inductor's name for a kernel of a library, as cuBLAS's")
 PACKAGING = Row(
     ("torch._inductor.compile_fx", "compile_fx_aot"),
-    "module and function by which AOTInductor compiles a model; without it, reading what a package "
-    "has computed raises, and names the kernel",
+    "module and function by which AOTInductor compiles a model; if this torch lacks the function, "
+    "reading what a package has computed raises an error that names the kernel",
 )
 INDUCTOR_SETTINGS = Row(
     {"TORCHINDUCTOR_BENCHMARK_EPILOGUE_FUSION": "0", "TORCHINDUCTOR_SHAPE_PADDING": "0"},
-    "two choices that Inductor would base on times, and allocate memory to measure them",
+    "two choices that Inductor would make by timing kernels, for which it would allocate memory",
 )
 
 # ---- English texts of errors and warnings ----
@@ -112,7 +112,8 @@ OVERRIDE_WARNING = Row(
 )
 NOT_A_TENSOR = Row(
     "Expected a value of type 'Tensor'",
-    "torch refuses a number for a tensor; without it such calls compute no value",
+    "the error by which torch refuses a number in place of a tensor; if its text differs, such "
+    "calls compute no value",
 )
 REFUSED = Row(
     re.compile(

@@ -16,8 +16,8 @@ inline int64_t blocks(int64_t number) { return (number + 31) / 32; }
 
 // ---- LU, Cholesky and LDL ----
 
-// LU, in bytes. The last two terms exclude each other: pivots of a panel, or what a kernel for many rows needs, which
-// begins somewhere between 1,501 and 1,588 rows and grows somewhere between 2,017 and 2,137.
+// LU, in bytes: the largest of what a panel needs, what a kernel for many rows needs, and a table of blocks. That kernel
+// is used from somewhere between 1,501 and 1,588 rows on, and needs more from between 2,017 and 2,137 on.
 inline int64_t lu_bytes(int64_t m, int64_t n, int64_t element_bytes) {
   constexpr int64_t kManyRows = 1537, kMoreRows = 2049;
   int64_t least = std::min(m, n), panel = 32;

@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_words,
         default=[],
         metavar="SECTIONS",
-        help="with -q, show only these sections: MEMORY,PIDS",
+        help="with -q, show only these sections, separated by commas; there are MEMORY and PIDS",
     )
     add(
         "-i",

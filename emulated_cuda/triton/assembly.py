@@ -66,7 +66,9 @@ class _Instruction:
         """The type of the operation."""
         kinds = [m for m in self.modifiers if m in _TYPES or m in _PAIRS]
         if not kinds:
-            raise NotComputed(f"the instruction {self.name} without a type")
+            raise NotComputed(
+                f"the PTX instruction {self.name}, which is written without a type such as .f32"
+            )
         return kinds[0]
 
 

@@ -113,8 +113,8 @@ _ROWS = (
     Marker(
         "fits",
         'fits("t4", "a10")',
-        "the peak must fit the memory of each of `cards`, less 512 MB (or `beside`) for "
-        "the CUDA context; on another device this is an estimate.",
+        "the peak must fit the memory of each of `cards`, of which 512 MB (or `beside` MB) are set "
+        "aside for the CUDA context; if another device is measured, this is an estimate.",
     ),
     Marker(
         "peak_law",

@@ -146,11 +146,11 @@ _OPTIMIZER = (
     "its first step; if the measured block makes the optimizer, delete it there"
 )
 _OLD_OPTIMIZERS = (
-    "{} keeps old optimizers, each with its state and gradients; remove them from there"
+    "{0} keeps old optimizers, each with its state and gradients; remove them from {0}"
 )
 _OPTIMIZERS = (
-    "{} keeps {}; if the measured block makes them, remove them from there; otherwise take "
-    "a step before measuring, because an optimizer allocates its state in its first step"
+    "{0} keeps {1}; if the measured block makes them, remove them from {0} before it ends; if "
+    "not, take a step before measuring, because an optimizer allocates its state in its first step"
 )
 _GROWS = "{} keeps more in every batch; empty it, or bound its length"
 _KEEPS = "{} has {} entries that keep these tensors alive; empty it in the block"

@@ -43,7 +43,8 @@ _NODE_HOOK = (
 )
 _METADATA = (
     "delete the entry from this dict, which C++ code keeps (such as grad_fn.metadata of an "
-    "autograd node); an entry that references the result keeps the graph alive"
+    "autograd node); an entry that references the tensor that the node computed keeps the whole "
+    "graph alive"
 )
 _MODE = (
     "use the mode in a with statement, or call its __exit__(None, None, None); it was "

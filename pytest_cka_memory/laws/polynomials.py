@@ -310,7 +310,10 @@ def nearest(
     try:
         inverse = _inverse(normal)
     except StopIteration:
-        raise ValueError(f"{len(points)} points do not determine {len(terms)} terms") from None
+        raise ValueError(
+            f"{len(points)} measured sizes do not determine a law of {len(terms)} terms; measure "
+            "more sizes that differ, or fit fewer terms"
+        ) from None
     weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
     right = [sum(map(Fraction.__mul__, column, weighted), Fraction(0)) for column in columns]
     factors = (sum(map(Fraction.__mul__, row, right), Fraction(0)) for row in inverse)

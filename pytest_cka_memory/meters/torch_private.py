@@ -73,17 +73,19 @@ has_amx: Callable[[], bool] = _found("torch.cpu._is_amx_tile_supported", lambda:
 # Contexts in which neither the user's tensor subclasses nor the user's modes see the meter's calls.
 _Hidden = Callable[[], AbstractContextManager[object]]
 no_torch_function: _Hidden = _found(
-    "torch._C.DisableTorchFunction", nullcontext, "the user's modes see the meter's own calls"
+    "torch._C.DisableTorchFunction",
+    nullcontext,
+    "the user's modes also see the calls by which memory is measured",
 )
 no_subclass_function: _Hidden = _found(
     "torch._C.DisableTorchFunctionSubclass",
     nullcontext,
-    "tensor subclasses see the meter's own calls, and may return anything",
+    "__torch_function__ of tensor subclasses also gets the calls by which memory is measured",
 )
 no_dispatch: _Hidden = _found(
     "torch.utils._mode_utils.no_dispatch",
     nullcontext,
-    "a view whose base was modified may be counted again when the meter reads it",
+    "a view whose base was modified may be counted twice",
 )
 
 
@@ -101,7 +103,8 @@ def _backward_on_stack() -> int:
 graph_task_id: Callable[[], int] = _found(
     "torch._C._current_graph_task_id",
     _backward_on_stack,
-    "in an accelerator's backward pass, tensors that only C++ held may count as new",
+    "in a backward pass on an accelerator, an older tensor that only C++ holds may be counted as "
+    "newly allocated",
 )
 """Returns -1 outside of backward passes."""
 

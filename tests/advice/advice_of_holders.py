@@ -536,7 +536,7 @@ def step_of_an_optimizer_that_the_block_deletes(cka_memory):
 
 @advice(
     "`advice_table.KEEP` keeps old optimizers, each with its state and gradients; remove "
-    "them from there",
+    "them from `advice_table.KEEP`",
     limit=FLAT,
 )
 def old_optimizers(cka_memory):
@@ -559,8 +559,8 @@ def old_optimizers_removed(cka_memory):
 
 @advice(
     "`advice_table.KEEP` keeps 2 optimizers; if the measured block makes them, remove them "
-    "from there; otherwise take a step before measuring, because an optimizer allocates "
-    "its state in its first step"
+    "from `advice_table.KEEP` before it ends; if not, take a step before measuring, because an "
+    "optimizer allocates its state in its first step"
 )
 def optimizers(cka_memory):
     KEEP.extend((optimizer_on(cka_memory.device), optimizer_on(cka_memory.device)))

@@ -353,7 +353,8 @@ class Using:
 
 @advice(
     "delete the entry from this dict, which C++ code keeps (such as grad_fn.metadata of an "
-    "autograd node); an entry that references the result keeps the graph alive",
+    "autograd node); an entry that references the tensor that the node computed keeps the whole "
+    "graph alive",
     skip=NATIVE,
 )
 def metadata(cka_memory):

@@ -221,7 +221,7 @@ def test_list_that_keeps_old_optimizers_is_named() -> None:
     grown, _ = growth(lambda _: KEEP.append(optimizer_that_has_stepped()))
     assert {holding.hint for holding in grown} == {
         "`planted.KEEP` keeps old optimizers, each with its state and gradients; remove "
-        "them from there"
+        "them from `planted.KEEP`"
     }
 
 

@@ -81,5 +81,5 @@ def test_the_envelope_keeps_what_may_be_the_highest() -> None:
 def test_nearest_has_the_least_squares() -> None:
     """The mean, for a polynomial of degree 0."""
     assert str(nearest(("n",), [(1,), (2,), (3,)], [(0,)], [1, 2, 6])) == "3"
-    with pytest.raises(ValueError, match="1 points do not determine 2 terms"):
+    with pytest.raises(ValueError, match="1 measured sizes do not determine a law of 2 terms"):
         nearest(("n",), [(1,)], exponents((1,)), [1])

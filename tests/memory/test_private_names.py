@@ -19,10 +19,10 @@ from pytest_cka_memory.meters import ledger, torch_keepers, torch_private
 from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 EXPECTED_NOTES = {
-    "torch._C.DisableTorchFunction": "modes see the meter's own calls",
-    "torch._C.DisableTorchFunctionSubclass": "tensor subclasses see",
-    "torch.utils._mode_utils.no_dispatch": "may be counted again",
-    "torch._C._current_graph_task_id": "an accelerator's backward pass",
+    "torch._C.DisableTorchFunction": "modes also see the calls by which memory is measured",
+    "torch._C.DisableTorchFunctionSubclass": "of tensor subclasses also gets the calls",
+    "torch.utils._mode_utils.no_dispatch": "may be counted twice",
+    "torch._C._current_graph_task_id": "a backward pass on an accelerator",
     "torch._C._is_tracing": None,
     "torch.jit.is_tracing": None,
     "torch.UntypedStorage._cdata": None,
