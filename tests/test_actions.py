@@ -136,7 +136,7 @@ def test_breach_fails_the_gate_and_is_annotated(gate, python):
 @pytest.mark.parametrize(
     ("given", "status", "message"),
     [
-        ({"min_regions": "3"}, 1, "2 regions measured, --cka-memory-min-regions=3"),
+        ({"min_regions": "3"}, 1, "2 regions measured, but --cka-memory-min-regions=3"),
         ({"paths": "test_it.py\n\n"}, 0, "1 passed"),
         ({"paths": "test_it.py\ntest_other.py\n"}, 0, "2 passed"),
         ({"arguments": "-k\nnot it\n"}, 0, "1 passed, 1 deselected"),

@@ -119,8 +119,8 @@ _ROWS = (
     Marker(
         "peak_law",
         "peak_law(seq=1, batch=1)",
-        "the peak may grow with each size at most with the power that is written, over all "
-        "tests of a function that is parametrized by these sizes.",
+        "over all tests of a function that is parametrized by the sizes in `degrees`, the peak may "
+        "grow with each size at most with the power that is written for it.",
         builder="pytest_cka_memory.limits.laws:peak_law",
     ),
     Marker(

@@ -84,7 +84,7 @@ def test_law_predicts_requested_bytes_of_a_card(python, tmp_path: Path) -> None:
     assert f"batch={largest + 1:,} ran out of memory" in found["how"]
     assert found["runs_alone"] == [True, False]
     assert found["by_law"] == "by the law alone, without a run (verify=False)"
-    assert "measure a card with as much memory" in found["larger"]
+    assert "measure a card with more memory" in found["larger"]
     assert found["share"] == pytest.approx(0.9), "the limit of the process is as it was"
     assert any("train.py:11 in step: layer(" in line for line in found["lines"])
 

@@ -237,7 +237,7 @@ def test_processes_that_use_more_than_a_card_together_are_pointed_out(said):
     """Each has a card for itself, so two can use more than there is; the card is then full."""
     is_full, processes, last_line = said["overfull"]
     assert (is_full, processes) == (True, 2)
-    assert last_line.startswith("Each process has a whole card for itself")
+    assert last_line.startswith("The processes together use more memory than the card has")
 
 
 TORCH = """
@@ -276,7 +276,7 @@ def test_nvidia_smi_prints_the_table(said):
     assert re.search(
         r"\| NVIDIA-SMI (5\d\d\.00\.00) \(emulated\) +Driver Version: \1 +CUDA Version: 1", table
     )
-    assert "\nEmulated by emulated_cuda: there is no GPU." in table
+    assert "\nEmulated by emulated_cuda, without a GPU." in table
     assert {len(line) for line in table.splitlines() if line.startswith(("|", "+"))} == {91}
     for process, size in zip(said["pids"], (612, 562), strict=True):
         assert re.search(
@@ -322,7 +322,7 @@ def test_nvidia_smi_refuses_what_it_does_not_know(said):
     assert said["no such device"][:2] == [6, "No devices were found\n"]
     for case, message in (
         ("unknown field", 'field "nonsense" is not a valid field to query'),
-        ("no format", "add --format=csv"),
+        ("no format", "a query needs a format; add --format=csv"),
         ("unknown option", "unrecognized arguments: topo -m"),
     ):
         status, text, errors = said[case]

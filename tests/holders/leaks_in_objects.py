@@ -326,7 +326,7 @@ def handler_of_a_signal() -> None:
 _FROM_C = "tuple[0] -> " if sys.version_info >= (3, 14) else ""
 
 
-@leak(OBJECTS, f"C or C++ code, which references {_FROM_C}Callback.", hint="to find out")
+@leak(OBJECTS, f"C or C++ code, which references {_FROM_C}Callback.", hint="to find the owner")
 def at_exit() -> None:
     atexit.register(Callback(torch.ones(250)))
     CLEANUP.callback(atexit.unregister, Callback(None))

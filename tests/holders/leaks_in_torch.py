@@ -321,12 +321,12 @@ class Mode(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@leak(TORCH, "C or C++ code, which references Tensor (250,)", hint="to find out")
+@leak(TORCH, "C or C++ code, which references Tensor (250,)", hint="to find the owner")
 def referenced_by_c_code_alone() -> None:
     keep_by_c_code(torch.ones(250))
 
 
-@leak(TORCH, "C or C++ code, which references OfRefusingType.x", hint="to find out")
+@leak(TORCH, "C or C++ code, which references OfRefusingType.x", hint="to find the owner")
 def object_of_a_class_that_refuses_access_referenced_by_c_code() -> None:
     keep_by_c_code(refusing_objects.of_refusing_type(torch.ones(250)))
 

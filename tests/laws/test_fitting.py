@@ -77,7 +77,7 @@ def test_one_number_with_two_pieces_holds_from_the_second_on() -> None:
     assert (texts(fitted), fitted.least) == ({"5 · n"}, (1_100,))
     prediction = Law(fitted).at(n=600)
     assert not prediction.is_safe
-    assert "holds from n=1,100 on" in prediction.doubts[0]
+    assert "holds only from n=1,100 on" in prediction.doubts[0]
 
 
 def test_a_switch_by_size_is_named_with_its_line() -> None:
@@ -163,7 +163,8 @@ def test_what_is_said_of_a_value_is_how_it_is_known() -> None:
     law = Law(fit(levels((LOSS, lambda n: 8 * n)), {"n": (2, 4, 8)}))
     assert [law.at(n=n).status for n in (4, 6, 16)] == ["measured", "exact", "extrapolated"]
     assert law.at(n=32).times == 4
-    assert str(law.at(n=32)) == "n=32: 256 bytes, extrapolated, 4 times the largest"
+    expected = "n=32: 256 bytes, extrapolated, 4 times the largest size that was run"
+    assert str(law.at(n=32)) == expected
 
 
 def test_composition_of_a_recorded_run_adds_up_to_the_level() -> None:

@@ -38,7 +38,7 @@ def test_nothing_fits_if_not_even_one_runs() -> None:
     """0 is not verified, and says which sizes were tried."""
     found = Search(Card(0).run, 1).verified("batch", 10, 12, "the 9 MB of t4")
     assert (found, found.is_verified) == (0, False)
-    assert found.how == "no batch ran in the 9 MB of t4, down to 1"
+    assert found.how == "no batch that was tried ran in the 9 MB of t4; the smallest was 1"
 
 
 def test_only_multiples_are_tried_if_the_code_takes_no_others() -> None:

@@ -171,7 +171,7 @@ def test_wrong_questions_are_refused(probe: MemoryProbe) -> None:
         law.degree("seq")
     with pytest.raises(ValueError, match="'n' is missing"):
         law.at()
-    with pytest.raises(ValueError, match="n=0: write a whole number"):
+    with pytest.raises(ValueError, match="n must be a whole number of at least 1, got 0"):
         law.at(n=0)
     with pytest.raises(ValueError, match="unknown card 'h900'"):
         law.largest("n", card="h900")
@@ -183,7 +183,7 @@ def test_wrong_questions_are_refused(probe: MemoryProbe) -> None:
     assert found == 2**20 // 4
     assert not found.is_verified
     assert "measured on cpu, which cannot be limited to the memory of a card" in found.how
-    with pytest.raises(RegionError, match=r"largest\(verify=True\): the law was measured on cpu"):
+    with pytest.raises(RegionError, match=r"largest\(verify=True\) cannot .* measured on cpu"):
         law.largest("n", memory=memory_mb, verify=True)
 
 

@@ -51,7 +51,7 @@ def test_name_says_when_events_come(name, late):
         ("emulate:cuda,speed=1", "unknown setting 'speed=1'"),
         (
             "emulate:cuda,events=never",
-            "unknown setting 'events=never' .*, events=late, or devices=",
+            "unknown setting 'events=never' .*, events=late, devices=auto or devices=N",
         ),
         ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),
     ],

@@ -96,4 +96,4 @@ def test_the_ledger_counts_no_byte_of_a_mapped_file_twice(
     assert (inner.retained_bytes, inner.net_bytes) == (0, 0)
     del weights
     assert probe.run(int).net_bytes == 0
-    assert any(note.startswith("lower bounds: ") for note in probe.meter.notes)
+    assert any(note.startswith("figures are lower bounds ") for note in probe.meter.notes)

@@ -27,7 +27,7 @@ def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeyp
         "--cka-memory-device: the emulated CUDA device comes too late: this process has already "
         "asked torch for CUDA devices",
         "; load the emulated device first, and move calls of torch.cuda.is_available()",
-        "a module (torch was imported by plugin asks)",
+        "into functions (torch was imported by plugin asks)",
     )
 
 

@@ -178,7 +178,7 @@ def test_marked_async_method_of_a_plain_testcase_fails(scripted):
     run = scripted(UNAWAITED_TESTCASE.format(marker="@pytest.mark.zero_retention"))
     run.assert_outcomes(passed=1, failed=1)
     run.result.stdout.fnmatch_lines(
-        ["zero_retention: not checked. Async methods of a unittest.TestCase*write it as a plain*"]
+        ["zero_retention: not checked. Async methods of a unittest.TestCase*write the test as *"]
     )
     assert run.region["nodeid"].endswith("test_sync")
 

@@ -65,7 +65,9 @@ def test_files_say_that_nothing_was_measured(scripted, pytester):
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     first, _, second, *_ = (pytester.path / "out" / "r.md").read_text("utf-8").splitlines()
     assert first == "### Memory: nothing was measured"
-    reason = "0 regions measured, --cka-memory-min-regions=1: look for skipped or deselected tests"
+    reason = (
+        "0 regions measured, but --cka-memory-min-regions=1; look for skipped or deselected tests"
+    )
     assert second == f"**FAILED**: `{reason}, or lower the minimum`"
     page = (pytester.path / "out" / "r.html").read_text("utf-8")
     assert f"FAILED: {reason}" in page

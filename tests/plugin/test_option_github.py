@@ -135,9 +135,9 @@ def test_failed_minimum_of_regions_is_annotated(job):
     """Too few regions are annotated without a test, so that a pull request shows the reason."""
     session, summary = job("def test_it(): pass", "--cka-memory-min-regions=1")
     assert session.result.ret == pytest.ExitCode.TESTS_FAILED
-    problem = "0 regions measured, --cka-memory-min-regions=1"
+    problem = "0 regions measured, but --cka-memory-min-regions=1"
     (command,) = _commands(session)
-    assert command.startswith(f"::error title=memory gate failed::{problem}: look for ")
+    assert command.startswith(f"::error title=memory gate failed::{problem}; look for ")
     assert problem in summary
 
 

@@ -123,6 +123,6 @@ def test_test_that_another_plugin_runs_again_is_named(scripted):
     )
     run.assert_outcomes(passed=1)
     assert run.region["retained_bytes"] == 8
-    note = "another plugin ran 1 test again; the last run was judged: test_it.py::test_it"
+    note = "another plugin ran 1 test more than once; the last run was judged: test_it.py::test_it"
     assert note in run.report["session"]["notes"]
     assert note in " ".join(run.text.split())

@@ -110,7 +110,7 @@ def test_ini_keys_apply_without_options(scripted, pytester):
     run = scripted("def test_it(meter): meter.allocate(1025)", writes_json=False)
     run.assert_outcomes(failed=1)
     assert (pytester.path / "deep" / "from_ini.json").is_file()
-    run.result.stdout.fnmatch_lines(["FAILED: 1 region measured, --cka-memory-min-regions=2: *"])
+    run.result.stdout.fnmatch_lines(["FAILED: 1 region measured, but *min-regions=2; *"])
 
 
 @pytest.mark.parametrize(

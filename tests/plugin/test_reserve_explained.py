@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from emulated_cuda.torch_versions import allocator_variable
+
 SOURCE = Path(__file__).with_name("reserve_programs.py").read_text("utf-8")
 KEPT_AT = {
     f"test_it.py:{number}"
@@ -92,9 +94,9 @@ def test_memory_of_a_graph_is_a_kind_at_the_peak(run):
     ("begin", "advice"),
     [
         ("test_planted_fragments", "allocate what is kept before what is freed"),
-        ("test_planted_growing_requests", "free blocks do not fit requests of other sizes"),
-        ("test_planted_split_limit", "free blocks of at least that size serve only"),
-        ("test_planted_new_streams", "memory that is free for one stream serves no other"),
+        ("test_planted_growing_requests", "set PYTORCH_ALLOC_CONF=expandable_segments:True, so"),
+        ("test_planted_split_limit", "leave max_split_size_mb out of PYTORCH_ALLOC_CONF"),
+        ("test_planted_new_streams", "allocate on one stream, or call torch.cuda.empty_cache()"),
         ("test_planted_graphs", "delete the last graph of the private pool"),
         ("test_planted_memory_pools", "delete the last graph of the private pool"),
     ],
@@ -104,6 +106,7 @@ def test_message_advises_on_the_planted_cause(run, begin, advice):
     failures = run.text.partition("= FAILURES =")[2].partition("short test summary info")[0]
     texts = [text for text in failures.split("\n___") if text.lstrip("_ ").startswith(begin)]
     assert len(texts) == len(regions_of(run, begin))
+    advice = advice.replace("PYTORCH_ALLOC_CONF", allocator_variable())
     for text in texts:
         words = " ".join(text.split())
         assert f"what to do: {advice}" in words, text

@@ -26,7 +26,7 @@ def tried_with_limit(seconds: float, limit_s: float) -> Trial:
 def test_trial_that_hangs_is_ended() -> None:
     """Its row says why it has no peak; a trial within the limit is not disturbed."""
     began = time.monotonic()
-    assert tried_with_limit(30, 1).error == "it takes longer than 1 s"
+    assert tried_with_limit(30, 1).error == "the run takes longer than 1 s"
     assert time.monotonic() - began < 20
     assert tried_with_limit(0, 30).peak_bytes == 1
 
@@ -35,7 +35,7 @@ def test_limit_holds_where_ctrl_c_is_ignored() -> None:
     """As in a program that a shell starts in the background; the alarm is free afterwards."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert tried_with_limit(30, 1).error == "it takes longer than 1 s"
+        assert tried_with_limit(30, 1).error == "the run takes longer than 1 s"
     finally:
         signal.signal(signal.SIGINT, before)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL

@@ -226,7 +226,7 @@ def test_file_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
 def test_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     """A file above the limit is refused before anything reads it."""
     monkeypatch.setattr(reading, "_MOST_FILE_BYTES", 10)
-    with pytest.raises(ReportError, match=r"is more than 10 B; record fewer events"):
+    with pytest.raises(ReportError, match=r"the limit is 10 B; record fewer events"):
         read(made.written(tmp_path, made.two_allocations()))
 
 

@@ -153,7 +153,7 @@ def test_message_ends_with_the_two_commands(session):
     paths = FILE.findall(output)
     assert len(paths) == 4
     for path in paths:
-        section = output.partition(f"{path}: what was live")[2].split("\n")
+        section = output.partition(f"{path}: the memory that was live")[2].split("\n")
         assert "run pytest with --cka-memory-snapshots=FOLDER" in section[1]
         assert section[2:4] == [
             f"python -m pytest_cka_memory snapshot {path}",
@@ -176,7 +176,7 @@ def test_file_has_what_was_live_by_line_and_kind(session, found):
     assert refusal.free_bytes < refusal.requested_bytes
     printed = command(session, "snapshot", str(path))
     assert "memory that was live when an allocation was refused; earlier events were" in printed
-    assert "64.0 MB in 2 blocks  memory that is older than the test" in printed
+    assert "64.0 MB in 2 blocks  memory from before the test" in printed
     assert "run pytest with --cka-memory-snapshots=FOLDER, or write at" in printed
     assert "torch.cuda.memory._record_memory_history(" in printed
 

@@ -57,10 +57,20 @@ def transposed(
     dilation: Any,
     groups: int,
 ) -> Tensor:
-    result: Tensor = _convolution(
-        self, weight, None, stride, padding, dilation, True, output_padding, groups
-    )
-    return result
+    return _transpose(self, weight, None, stride, padding, dilation, output_padding, groups)
+
+
+def _transpose(self: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """Return a transposed convolution whose sums are rounded once.
+
+    A processor without AVX-512 rounds each sum of a transposed convolution in half precision.
+    """
+    *before, output_padding, groups = settings
+    factors = (self, weight) if bias is None else (self, weight, bias)
+    wide = [factor.float() if factor.itemsize == 2 else factor for factor in factors]
+    own_bias = None if bias is None else wide[2]
+    result: Tensor = _convolution(wide[0], wide[1], own_bias, *before, True, output_padding, groups)
+    return result.to(self.dtype)
 
 
 @equivalent("aten::cudnn_convolution_relu", source=f"{_SHARED}: relu(conv(x) + bias)")
@@ -126,10 +136,7 @@ def transposed_without_cudnn(
     output_padding: Any,
     dilation: Any,
 ) -> Tensor:
-    result: Tensor = _convolution(
-        self, weight, bias, stride, padding, dilation, True, output_padding, 1
-    )
-    return result
+    return _transpose(self, weight, bias, stride, padding, dilation, output_padding, 1)
 
 
 _BLAS = "aten/src/ATen/native/cuda/Blas.cpp: half types, accumulated in the type of the result"
