@@ -33,6 +33,11 @@ static uint64_t calls;
 static const char *(*name_of)(const void *record);
 static uint64_t (*add_callback)(Callback);
 static void (*remove_callback)(uint64_t);
+/* std::optional<at::StepCallbacks>, of some 120 bytes; only its size matters. */
+typedef struct {
+    char bytes[1024];
+} StepCallbacks;
+static StepCallbacks (*read_callbacks)(uint8_t scope);
 static pthread_mutex_t watching = PTHREAD_MUTEX_INITIALIZER;
 static int watchers; /* open regions of the CPU */
 static uint64_t added;
@@ -97,6 +102,7 @@ void find_operators(const char *path) {
     if (!torch) return;
     *(void **)&name_of = dlsym(torch, "_ZNK2at14RecordFunction4nameEv");
     *(void **)&remove_callback = dlsym(torch, "_ZN2at14removeCallbackEm");
+    *(void **)&read_callbacks = dlsym(torch, "_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE");
     void *add = dlsym(torch, "_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE");
     if (name_of && remove_callback) *(void **)&add_callback = add;
     dlclose(torch);
@@ -123,6 +129,10 @@ void watch_operators(int by) {
         remove_callback(added);
     }
     pthread_mutex_unlock(&watching);
+    /* Each thread reads the callbacks anew at its first operator after a change, under a lock of torch. A
+       child that is forked while another thread does so would wait for it for ever; so this thread, which
+       may fork, reads them here. */
+    if (by > 0 && read_callbacks) (void)read_callbacks(OPERATORS);
 }
 
 /* Note which operator allocates a block. The lock of blocks is held here and below. */
