@@ -132,7 +132,7 @@ void watch_operators(int by) {
     /* Each thread reads the callbacks anew at its first operator after a change, under a lock of torch. A
        child that is forked while another thread does so would wait for it for ever; so this thread, which
        may fork, reads them here. */
-    if (by > 0 && read_callbacks) (void)read_callbacks(OPERATORS);
+    if (read_callbacks) (void)read_callbacks(OPERATORS);
 }
 
 /* Note which operator allocates a block. The lock of blocks is held here and below. */
