@@ -278,8 +278,6 @@ class BatchSamples:
             if missed_since is not None:
                 self._mark_since(missed_since)
             self._count_older_as_garbage(len(self._boundaries))
-        if self._census is not None:
-            self._census.end()
 
     def _count_older_as_garbage(self, unknown_until: int) -> None:
         """Count as garbage what objects keep alive that are older than the region, if there may be.

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Collection, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_cka_memory.meters.base import (
@@ -77,7 +78,8 @@ class Census(GarbageCounter):
         self._is_own: dict[Any, bool] = {}
         """Whether a device of torch is that of the meter."""
         self._known = Garbage()
-        self._collected = collected_objects()
+        self._collected = -1
+        """How many objects had been collected when `_blocks` were last seen to be live."""
         self._cost_of_all = 0
         """What it has cost to look at all objects of the region."""
         self._cost = 0
@@ -142,9 +144,6 @@ class Census(GarbageCounter):
 
     def is_quick(self) -> bool:
         return self._census.is_small(_MOST_BEFORE)
-
-    def end(self) -> None:
-        self._census.remember_now()
 
     def older(self, generation: int = OLDEST) -> list[OlderGarbage] | None:
         return without_collections(lambda: self._older(generation))
@@ -274,15 +273,42 @@ class Census(GarbageCounter):
         return block_there is not None and block_there[1] == block.serial
 
 
-def census_of(meter: Meter, mark: Any, look: Look) -> GarbageCounter | None:
-    """Return a census for a region that begins now; None if garbage cannot be counted here."""
-    own = meter.garbage_counter()
-    if own is not None or not meter.knows_blocks:
-        return own
-    from pytest_cka_memory.meters import release  # imports torch; not at the first boundary
+class Beginning:
+    """The moment at which a region has begun, from which its garbage can be counted.
 
-    census = CompiledCensus.begin()
-    return None if census is None else Census(meter, mark, census, release.freed_with, look)
+    What counts it is made when it is first needed: that takes longer than most regions, which have
+    no batch boundary.
+
+    Args:
+        meter: that of the region.
+        mark: its moment of the meter.
+        look: see :class:`Census`.
+    """
+
+    def __init__(self, meter: Meter, mark: Any, look: Look) -> None:
+        self._made_of = meter, mark, look
+        self._own = meter.garbage_counter()
+        self._compiled: CompiledCensus | None = None
+        if self._own is None and meter.knows_blocks:
+            from pytest_cka_memory.meters import release  # imports torch; not at the first boundary
+
+            self._freed_with = release.freed_with
+            self._compiled = CompiledCensus.begin()
+
+    @cached_property
+    def census(self) -> GarbageCounter | None:
+        """What counts the garbage; None if it cannot be counted here."""
+        if self._compiled is None:
+            return self._own
+        meter, mark, look = self._made_of
+        return Census(meter, mark, self._compiled, self._freed_with, look)
+
+    def end(self) -> None:
+        """Take note that the region ends."""
+        if self._compiled is not None:
+            self._compiled.remember_now()
+        elif self._own is not None:
+            self._own.end()
 
 
 def _connected(objects: list[Any]) -> list[list[Any]]:

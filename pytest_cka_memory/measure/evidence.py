@@ -1,12 +1,14 @@
 """What is found while a region runs, because at its end it may be gone.
 
 Garbage in reference cycles is described as code (`FoundGarbage`); what grows is traced to its
-holders while it is there (`GrowthEvidence`).
+holders while it is there (`GrowthEvidence`). A region has both, with the samples of its batch
+boundaries, in a `LoopEvidence`.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 from pytest_cka_memory.core.allocations import Allocation
@@ -14,7 +16,9 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.measure.additions import Addition
-from pytest_cka_memory.meters.base import Meter, Peaks
+from pytest_cka_memory.measure.batches import BatchSamples
+from pytest_cka_memory.measure.census import Beginning
+from pytest_cka_memory.meters.base import GarbageCounter, Meter, Peaks
 
 
 class Explainer(Protocol):
@@ -70,7 +74,7 @@ class FoundGarbage(Addition):
         return {"garbage": self._holdings} if self._holdings else {}
 
 
-def look_at(
+def _look_at(
     additions: Sequence[Addition], garbage: list[Any] | None, serials: Collection[int] = ()
 ) -> None:
     """Let additions look at garbage that a census has found; None before it is collected."""
@@ -167,3 +171,61 @@ class GrowthEvidence:
     def _explains(self, growth: float) -> bool:
         """Whether `growth` is the one that was explained, computed from other batches."""
         return self._growth / 2 <= growth <= 2 * self._growth
+
+
+class LoopEvidence:
+    """What a region finds at its batch boundaries.
+
+    Its parts take longer to make than a region that needs none of them, as most tests, so each is
+    made when it is first asked for.
+
+    Args:
+        meter: that of the region.
+        peaks: those of the region, which has just begun.
+        additions: look at garbage that is found.
+        is_explained: whether to describe garbage for a message: it is one addition more.
+    """
+
+    def __init__(
+        self, meter: Meter, peaks: Peaks, additions: list[Addition], is_explained: bool
+    ) -> None:
+        self._meter, self._peaks, self._additions = meter, peaks, additions
+        self._is_explained = is_explained
+        self._beginning = Beginning(meter, peaks.mark, partial(_look_at, additions))
+
+    @cached_property
+    def samples(self) -> BatchSamples:
+        """One at each boundary."""
+        return BatchSamples(self._peaks, self.census, partial(_look_at, self._additions, None))
+
+    @cached_property
+    def census(self) -> GarbageCounter | None:
+        """What counts garbage in reference cycles; None if it cannot be counted."""
+        if self._is_explained:
+            self._additions.append(FoundGarbage(self._peaks, self._meter))
+        return self._beginning.census
+
+    @cached_property
+    def growth(self) -> GrowthEvidence:
+        """What explains growth."""
+        return GrowthEvidence(partial(self._meter.allocations_since, self._peaks.mark))
+
+    @property
+    def serials(self) -> Sequence[int]:
+        """The number of allocations before each boundary."""
+        return self.samples.serials if "samples" in vars(self) else ()
+
+    @property
+    def freed_garbage(self) -> bool:
+        """Whether garbage was freed at boundaries because it could not be counted."""
+        return self.samples.freed_garbage if self.serials else False
+
+    def garbage_at_peak(self, peak_bytes: int) -> int | None:
+        """Return how much of the region's peak is known to be garbage; None without boundaries."""
+        return self.samples.garbage_at_peak(peak_bytes) if self.serials else None
+
+    def end(self) -> None:
+        """Correct the samples, when the region's code has ended."""
+        if self.serials:
+            self.samples.finish()
+        self._beginning.end()

@@ -12,16 +12,12 @@ from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import FigureNames
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.boundaries import StepBoundaries
-from pytest_cka_memory.measure.census import census_of
 from pytest_cka_memory.measure.evidence import (
     Explainer,
-    FoundGarbage,
-    GrowthEvidence,
+    LoopEvidence,
     Notifier,
     explains_host,
-    look_at,
 )
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
 from pytest_cka_memory.measure.reserve import ReserveEvidence, WithRecording
@@ -80,7 +76,6 @@ class Region(WithRecording, FigureNames):
             peaks.mark
         )
         """Returns what was allocated in the region and is live."""
-        self._growth = GrowthEvidence(self._allocations)
         self._reserve = ReserveEvidence(meter, self._allocations)
         self._end_watching = meter.before_releases(self._look_before_release)
         self._additions: list[Addition] = []
@@ -88,16 +83,12 @@ class Region(WithRecording, FigureNames):
             from pytest_cka_memory.measure import additions
 
             self._additions = additions.begin(also, peaks, meter)
-        if self._explainer is not None:
-            self._additions.append(FoundGarbage(peaks, meter))
-        look = partial(look_at, self._additions)
-        self._census = census_of(meter, peaks.mark, look)
-        self._samples = BatchSamples(peaks, self._census, partial(look, None))
+        self._loop = LoopEvidence(meter, peaks, self._additions, self._explainer is not None)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
         """One sample per batch boundary so far."""
-        timeline = self._samples.timeline()
+        timeline = self._loop.samples.timeline()
         for name, levels in (addition.levels() for addition in self._additions):
             if levels:  # not of each boundary: one may just be sampled
                 values: Iterable[dict[str, Any]] = ({name: levels.get(it.batch)} for it in timeline)
@@ -217,20 +208,20 @@ class Region(WithRecording, FigureNames):
         if self._record is not None:  # optimizers still step in a block that ends after the region
             return
         self._before_reading()
-        reading = self._samples.add(size)
+        reading = self._loop.samples.add(size)
         for addition in self._additions:
             addition.boundary()
         if self._explainer is None:
             return
-        ended = len(self._samples.serials)
-        self._growth.boundary(ended)
-        if reading is not None and self._growth.may_look(ended):
+        ended = len(self._loop.serials)
+        self._loop.growth.boundary(ended)
+        if reading is not None and self._loop.growth.may_look(ended):
             start = self._open_region.start
             so_far = record_at(self.label, start, reading, self.timeline)
             if "growth_bytes_per_batch" in self._figures_to_explain(so_far):
                 growth = so_far.growth_bytes_per_batch or 0.0
-                self._growth.look(self._live_holdings, ended, growth)
-        if self._reserve.is_due(self._samples.reserved_bytes):
+                self._loop.growth.look(self._live_holdings, ended, growth)
+        if self._reserve.is_due(self._loop.samples.reserved_bytes):
             self._look_at_reserve(f"after batch {ended}")
 
     def _look_before_release(self) -> None:
@@ -248,7 +239,7 @@ class Region(WithRecording, FigureNames):
     @not_counted
     def _end_loop_if_open(self) -> None:
         if self._record is None:
-            self._samples.loop_ended()
+            self._loop.samples.loop_ended()
 
     def _close(
         self,
@@ -257,7 +248,7 @@ class Region(WithRecording, FigureNames):
         error: BaseException | None = None,
     ) -> None:
         self._end_watching()
-        self._samples.finish()  # first: cleaning frees what its last census counts
+        self._loop.end()  # first: cleaning frees what its last census counts
         self._before_reading()
         thorough = self._is_thorough()
         opened, finish = self._open_region, partial(self._finish_additions, completed)
@@ -267,10 +258,10 @@ class Region(WithRecording, FigureNames):
                 self.label,
                 opened,
                 closed,
-                self.timeline if self._samples.serials else (),
+                self.timeline if self._loop.serials else (),
                 first_run_retained_bytes=first_run_retained_bytes,
-                garbage_at_peak_bytes=self._samples.garbage_at_peak(closed.end.peak_bytes),
-                garbage_freed=self._samples.freed_garbage,
+                garbage_at_peak_bytes=self._loop.garbage_at_peak(closed.end.peak_bytes),
+                garbage_freed=self._loop.freed_garbage,
             )
             added: dict[str, Any] = {"law": self.law} if self.law is not None else {}
             for addition in self._additions:
@@ -300,13 +291,13 @@ class Region(WithRecording, FigureNames):
 
     def _describe_garbage_at_peak(self) -> None:
         """Find a cycle to name, if a limit on the peak is broken and no boundary has found one."""
-        if self._census is None or self._explainer is None or self._samples.serials:
+        if self._explainer is None or self._loop.serials or self._loop.census is None:
             return
         start, end = self._open_region.start, self._open_region.peaks.read()
         so_far = record_at(self.label, start, end, self.timeline)
         names = self._figures_to_explain(so_far)
         if any(FIGURES[name].explained_by == "at_peak" for name in names if name in FIGURES):
-            self._census.count(0)
+            self._loop.census.count(0)
 
     def _finish_additions(self, completed: bool, live_bytes: int) -> None:
         if live_bytes:
@@ -339,7 +330,7 @@ class Region(WithRecording, FigureNames):
             record = replace(record, retained=self._retained_holdings(record, holdings))
         if "grown" in explained_by:
             growth = record.growth_bytes_per_batch or 0.0
-            grown = self._growth.at_end(holdings, len(self._samples.serials), growth)
+            grown = self._loop.growth.at_end(holdings, len(self._loop.serials), growth)
             record = replace(record, grown=grown)
         if self._reserve.concerns(figures):
             if not self._reserve.fields:
@@ -353,7 +344,7 @@ class Region(WithRecording, FigureNames):
             if "reserved_increase_bytes" in figures:
                 at_peak += tuple(meter.reserved_by_graphs())
             record = replace(record, at_peak=at_peak)
-        serials = self._samples.serials
+        serials = self._loop.serials
         if record.host_retained_bytes and explains_host(figures, self._host_survivors, serials):
             host_retained = self._holdings(self._host_survivors, error)
             record = replace(record, host_retained=host_retained)
@@ -398,7 +389,7 @@ class Region(WithRecording, FigureNames):
         return survivors.holdings(
             allocations,
             named_values,
-            self._samples.serials,
+            self._loop.serials,
             error,
             with_paths=self._explainer is not None and self._explainer.draws_paths,
             write=write,

