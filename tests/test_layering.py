@@ -32,7 +32,6 @@ PICTURES = {
         activation
         triton
         values
-        preparation
         torch_private  triton_private
         torch_versions cards          this_process   imports        packing
         errors

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_cuda import activation, imports, preparation, this_process
+from emulated_cuda import activation, imports, this_process
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records
@@ -178,11 +178,11 @@ def _prepare_torch() -> None:
     assert _loaded is not None
     assert _library is not None
     _library.refuse_launches(False)
-    preparation.leave_out(_library.path)
-    preparation.label_profiles()
+    activation.leave_out(_library.path)
+    activation.label_profiles()
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
-        preparation.work_without_values()
+        activation.work_without_values()
 
 
 def prepare(library: str) -> None:
