@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from typing import Any
 
-from emulated_cuda import imports, torch_versions, triton_private
+from emulated_cuda import imports, torch_versions, triton
 from emulated_cuda.errors import WITHOUT_VALUES, DeviceError
 
 _ON = ("1", "true", "on", "yes", "y")
@@ -110,7 +110,7 @@ def _follow_triton(path: str) -> None:
 
     refuse = partial(torch_private.refuse_packages, _NO_PACKAGES)
     imports.call_after(torch_versions.PACKAGING.value[0], refuse)
-    module = triton_private.MODULE
+    module = triton.MODULE
     if module not in sys.modules and importlib.util.find_spec(module) is None:
         return
     # Not when the program imports Triton: that may be inside a region, which would count the
@@ -119,7 +119,7 @@ def _follow_triton(path: str) -> None:
 
     def prepare() -> None:
         launches.start(path)
-        triton_private.note_compiled(launches.note_compiled)
+        triton.note_compiled(launches.note_compiled)
 
     imports.call_after(module, prepare)
 
@@ -153,9 +153,7 @@ def leave_out(path: str) -> None:
         finally:
             set_phase(before)
 
-    imports.call_after(
-        triton_private.MODULE, partial(triton_private.choose_first_valid, without_effect)
-    )
+    imports.call_after(triton.MODULE, partial(triton.choose_first_valid, without_effect))
     for module in torch_versions.MEASURING.value:
         imports.call_after(module, partial(torch_private.measure_no_kernels, module))
 

@@ -32,7 +32,7 @@ PICTURES = {
         activation
         triton
         values
-        torch_private  triton_private
+        torch_private
         torch_versions cards          this_process   imports        packing
         errors
     """,
