@@ -9,6 +9,8 @@ This module itself has every name of Triton that the emulated device replaces; n
 public. It does not import Triton: its functions are called when the program has imported it.
 """
 
+from __future__ import annotations
+
 import math
 import threading
 from collections.abc import Callable
