@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.smi import output
-from emulated_cuda.smi.nvml import Device, Nvml
+from emulated_cuda.smi import Device, Nvml, output
 from emulated_cuda.smi.output import FIELDS, NOT_KNOWN, PROCESS_FIELDS, Field, ProcessField
 
 _NO_DRIVER, _NO_DEVICE = 9, 6  # the statuses of nvidia-smi

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from emulated_cuda.smi.nvml import Device, Nvml, Process
+from emulated_cuda.smi import Device, Nvml, Process
 
 _GRAPHICS, _MULTIPROCESSORS, _MEMORY, _VIDEO = range(4)
 NOT_KNOWN = "[N/A]"
