@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.reports import markdown
-from pytest_cka_memory.reports.escapes import code, sentence
+from pytest_cka_memory.reports import code, markdown, sentence
 from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.units import format_size, format_with_unit
 

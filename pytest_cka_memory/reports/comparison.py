@@ -17,10 +17,8 @@ from pytest_cka_memory.core.two_reports import (
     PeakDifference,
     RegionKey,
 )
-from pytest_cka_memory.reports import markdown, summary
-from pytest_cka_memory.reports.escapes import code, one_line, sentence
+from pytest_cka_memory.reports import code, fitted, laid_out, markdown, one_line, sentence, summary
 from pytest_cka_memory.reports.html import template
-from pytest_cka_memory.reports.layout import fitted, laid_out
 from pytest_cka_memory.reports.tables import share_of_change
 from pytest_cka_memory.units import counted, format_size, format_with_unit
 

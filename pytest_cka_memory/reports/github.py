@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import WARNED, Result
-from pytest_cka_memory.reports import summary
-from pytest_cka_memory.reports.escapes import command_message, command_property, one_line, shorten
+from pytest_cka_memory.reports import command_message, command_property, one_line, shorten, summary
 from pytest_cka_memory.reports.summary import Problem
 from pytest_cka_memory.reports.tables import provenance_of
 from pytest_cka_memory.units import counted

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.reports import summary
-from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, sentence, shorten
+from pytest_cka_memory.reports import cell, code, fence, one_line, sentence, shorten, summary
 from pytest_cka_memory.reports.summary import Problem
 from pytest_cka_memory.reports.tables import (
     by_alarm,

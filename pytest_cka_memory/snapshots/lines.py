@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.reserve import ReserveState, explain_reserve
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.snapshots.analysis import Live, kind_of
 from pytest_cka_memory.snapshots.reading import Device, Frame, Snapshot

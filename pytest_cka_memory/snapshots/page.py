@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_cka_memory.core.memory_timeline import Place, Recording, moments_of, picture_of
 from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.snapshots import lines, settings
 from pytest_cka_memory.snapshots.analysis import Analysis, kinds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.snapshots import lines, settings
 from pytest_cka_memory.snapshots.analysis import Analysis, Moment, Refusal, analysed, kinds
 from pytest_cka_memory.snapshots.lines import BEFORE, Line, Lines

@@ -14,7 +14,7 @@ from pytest_cka_memory.core.growth import JudgedGrowth, Sample, judged_growth
 from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.verdicts import Breach
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.units import MB, counted, format_with_unit
 

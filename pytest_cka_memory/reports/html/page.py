@@ -17,8 +17,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Breach, Result
-from pytest_cka_memory.reports import excess, summary
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import excess, one_line, summary
 from pytest_cka_memory.reports.failure import WIDTH, holding_lines, is_reserve_the_cause
 from pytest_cka_memory.reports.html import charts, stacks, template
 from pytest_cka_memory.reports.summary import Cause, ProblemGroup

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import one_line
 
 _FOLDER = Path(__file__).parent
 
