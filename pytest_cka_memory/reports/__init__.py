@@ -1,7 +1,7 @@
 """Results to text: every module here takes plain results and returns lines or strings.
 
 This module itself has what all of them do with a text. Names may have any characters, so a text is
-made safe for terminals, Markdown and GitHub (:mod:`.html.template` does the same for HTML).
+made safe for terminals, Markdown and GitHub (:mod:`.html` does the same for HTML).
 Sentences and names are fitted into the width of a terminal, and the cells of a table are aligned.
 Which columns there is room for is decided in :mod:`.terminal`.
 

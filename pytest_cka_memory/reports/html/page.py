@@ -17,9 +17,9 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Breach, Result
-from pytest_cka_memory.reports import excess, one_line, summary
+from pytest_cka_memory.reports import excess, html, one_line, summary
 from pytest_cka_memory.reports.failure import WIDTH, holding_lines, is_reserve_the_cause
-from pytest_cka_memory.reports.html import charts, stacks, template
+from pytest_cka_memory.reports.html import charts, stacks
 from pytest_cka_memory.reports.summary import Cause, ProblemGroup
 from pytest_cka_memory.reports.tables import known_columns, legend_of, provenance_of
 from pytest_cka_memory.units import counted, format_with_unit
@@ -75,29 +75,28 @@ def render(report: Report) -> str:
     }
     notice = [f"<p class='notice'>{provenance.notice}</p>"] if provenance.notice else []
     failed = (
-        f"<p class='notice breach'>FAILED: {template.text(problem)}</p>"
-        for problem in report.problems
+        f"<p class='notice breach'>FAILED: {html.text(problem)}</p>" for problem in report.problems
     )
     facts = (
-        f"<dt>{template.text(name)}</dt><dd>{template.text(fact)}</dd>"
+        f"<dt>{html.text(name)}</dt><dd>{html.text(fact)}</dd>"
         for name, fact in summary.facts(report)
     )
     parts = {
         "TITLE": provenance.heading,
-        "VERDICT": template.text(summary.verdict(report)),
+        "VERDICT": html.text(summary.verdict(report)),
         "NOTICES": "\n".join([*notice, *failed]),
         "NAVIGATION": "".join(link for link, part in links.items() if part),
         "TIMELINE": timeline,
         "PROBLEMS": "\n".join(problem_section(groups)),
         "HOLDERS": holders,
         "FACTS": "\n".join(facts),
-        "LEGEND": template.text(legend_of(columns)),
-        "STYLE": "".join(map(template.text_of, styles)),
-        "DATA": template.embedded(_data(report, groups, columns)),
-        "SIZES": template.text_of("sizes.js"),
-        "SCRIPT": template.text_of("page.js"),
+        "LEGEND": html.text(legend_of(columns)),
+        "STYLE": "".join(map(html.text_of, styles)),
+        "DATA": html.embedded(_data(report, groups, columns)),
+        "SIZES": html.text_of("sizes.js"),
+        "SCRIPT": html.text_of("page.js"),
     }
-    return template.fill("page.html", parts)
+    return html.fill("page.html", parts)
 
 
 def _data(
@@ -185,8 +184,8 @@ def _problem(group: ProblemGroup) -> Iterator[str]:
     yield f"<p><span class='verdict {style}'>{verdict}</span>{same} "
     yield f"<code class='name'>{_name(group.result.name)}</code></p>"
     for problem in group.problems:
-        limit = f"<code>{template.text(problem.limit)}</code>: " if problem.limit else ""
-        yield f"<p>{limit}{template.text(problem.sentence)}</p>"
+        limit = f"<code>{html.text(problem.limit)}</code>: " if problem.limit else ""
+        yield f"<p>{limit}{html.text(problem.sentence)}</p>"
     if group.cause is not None:
         yield from _cause(group.cause)
     yield from _details(group)
@@ -198,17 +197,16 @@ def _problem(group: ProblemGroup) -> Iterator[str]:
 
 def _cause(cause: Cause) -> Iterator[str]:
     parts = (
-        f"{words} <code>{template.text(code)}</code>" if code else words
-        for words, code in cause.parts
+        f"{words} <code>{html.text(code)}</code>" if code else words for words, code in cause.parts
     )
     size = f"<b>{format_with_unit(cause.holding.bytes)}</b>"
     yield f"<p class='cause'>{', '.join([size, *parts])}</p>"
     if cause.holding.hint:
-        yield f"<p class='hint'>What to do: {template.text(cause.holding.hint)}</p>"
+        yield f"<p class='hint'>What to do: {html.text(cause.holding.hint)}</p>"
 
 
 def _details(group: ProblemGroup) -> Iterator[str]:
-    lines = [template.text(line) for problem in group.problems for line in problem.holders]
+    lines = [html.text(line) for problem in group.problems for line in problem.holders]
     if lines:
         text = "\n".join(lines)
         yield f"<details><summary>Everything that is known</summary><pre>{text}</pre></details>"
@@ -252,7 +250,7 @@ def _owned(breaches: Sequence[Breach]) -> Iterator[Breach]:
 
 def _name(name: str) -> str:
     """Return a name in which lines may break after a folder, a class or a word."""
-    return "<wbr>".join(map(template.text, _BREAKS.split(one_line(name))))
+    return "<wbr>".join(map(html.text, _BREAKS.split(one_line(name))))
 
 
 def holder_section(results: Sequence[Result]) -> Iterator[str]:
@@ -263,7 +261,7 @@ def holder_section(results: Sequence[Result]) -> Iterator[str]:
     yield "<section id='holders' aria-labelledby='holders-title'>"
     yield "<h2 id='holders-title'>What keeps memory</h2>"
     for result, groups in summary.cut(known, _MOST_HOLDING_REGIONS, lambda each: each[0].nodeid):
-        yield f"<h3><code class='name'>{template.text(result.name)}</code></h3>"
+        yield f"<h3><code class='name'>{html.text(result.name)}</code></h3>"
         for title, holding in groups[:_MOST_GROUPS]:
             yield from charts.paths_of(holding, title)
         yield from _not_drawn(len(groups) - _MOST_GROUPS, "smaller group")
@@ -307,10 +305,10 @@ def timeline_section(report: Report) -> str:
         "CHOICE": "Region",
         "WHAT": "region",
         "MORE": more,
-        "DATA": template.embedded([_picture(result, device) for result in chosen]),
-        "SCRIPT": template.text_of("timeline.js"),
+        "DATA": html.embedded([_picture(result, device) for result in chosen]),
+        "SCRIPT": html.text_of("timeline.js"),
     }
-    return template.fill("timeline.html", parts)
+    return html.fill("timeline.html", parts)
 
 
 def _picture(result: Result, device: str) -> dict[str, Any]:

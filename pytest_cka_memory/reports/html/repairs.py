@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_cka_memory.reports.html import template
+from pytest_cka_memory.reports import html
 from pytest_cka_memory.reports.html.charts import axis, plot
 from pytest_cka_memory.units import format_with_unit
 
@@ -21,20 +21,18 @@ def render(found: Sequence[Mapping[str, Any]]) -> str:
             test as it is first.
     """
     sections = "\n".join(line for each in found for line in _section(each))
-    return template.plain_page(
-        "What lowers the peak", "", sections, template.text_of("repairs.css")
-    )
+    return html.plain_page("What lowers the peak", "", sections, html.text_of("repairs.css"))
 
 
 def _section(found: Mapping[str, Any]) -> Iterator[str]:
     yield "<section>"
-    yield f"<h2>{template.text(found.get('label') or found['test'])}</h2>"
+    yield f"<h2>{html.text(found.get('label') or found['test'])}</h2>"
     if found.get("pictures"):
         before, *others = found["pictures"]
         for after in others:
             yield from _picture(before, after, found.get("budget_bytes"))
     text = found.get("text") or found["error"]
-    yield f"<pre>{template.lines(text)}</pre>"
+    yield f"<pre>{html.lines(text)}</pre>"
     yield "</section>"
 
 
@@ -61,10 +59,10 @@ def _picture(
     for limit in limits:
         drawn.append(f"<path class='limit' d='M0,{100 - scale.share(limit):.2f}h100'/>")
     yield f"<figure class='chart over-time'><p class='unit'>{scale.unit}</p>"
-    yield from plot(scale, template.text("; ".join(peaks)), drawn)
+    yield from plot(scale, html.text("; ".join(peaks)), drawn)
     yield "<p class='axis'><span>first allocation</span><span>last release</span></p><figcaption>"
     for (style, _), peak in zip(runs, peaks, strict=True):
-        yield f"<span class='key {style}'>{template.text(peak)}</span> "
+        yield f"<span class='key {style}'>{html.text(peak)}</span> "
     for limit in limits:
         yield f"<span class='key limit'>budget: {format_with_unit(limit)}</span> "
     yield "</figcaption></figure>"
