@@ -8,11 +8,9 @@ from typing import Any
 from pytest_cka_memory.core.memory_timeline import Place, Recording, moments_of, picture_of
 from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
 from pytest_cka_memory.reports import html, one_line
-from pytest_cka_memory.snapshots import lines, settings
-from pytest_cka_memory.snapshots.analysis import Analysis, kinds
-from pytest_cka_memory.snapshots.lines import Line
-from pytest_cka_memory.snapshots.reading import INACTIVE, Segment
-from pytest_cka_memory.snapshots.snapshot_text import Read
+from pytest_cka_memory.snapshots.analysis import Analysis, Line, kinds
+from pytest_cka_memory.snapshots.reading import INACTIVE, Segment, recorded_settings
+from pytest_cka_memory.snapshots.snapshot_text import Read, explained_reserve, kept_by_line
 from pytest_cka_memory.units import MB, counted, format_exact
 
 _BEFORE = ("before the region", "before the recording")
@@ -189,10 +187,10 @@ def _reserve(read: Read, analysis: Analysis) -> Iterator[str]:
     if not analysis.device.segments:
         yield "<p>Nothing was reserved.</p>"
         return
-    state = lines.explained_reserve(read.snapshot, analysis.device)
+    state = explained_reserve(read.snapshot, analysis.device)
     for line in reserve_lines(state.parts):
         yield f"<p>{html.text(line)}</p>"
-    for row in lines.kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
+    for row in kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
         yield (
             f"<p class='cause'>blocks of <code>{html.text(row.line)}</code> keep the "
             f"allocator from releasing {row.bytes / MB:,.1f} MB in "
@@ -252,7 +250,7 @@ def _facts(read: Read, analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield "events", f"{len(analysis.device):,}, of which {analysis.allocations:,} allocations"
     if analysis.seconds is not None:
         yield "time", f"{analysis.seconds:,.2f} s"
-    yield "settings", one_line(settings.recorded(read.snapshot.settings) or "torch's defaults")
+    yield "settings", one_line(recorded_settings(read.snapshot.settings) or "torch's defaults")
     yield "in use when it began", format_exact(analysis.beginning.used_bytes)
     yield "reserved when it began", format_exact(analysis.beginning.reserved_bytes)
     yield "in use at the end", format_exact(analysis.end.used_bytes)
