@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from cka.capture import Layers, select, selects
 from cka.capture.axes import check_axes
-from cka.capture.layers import Layers, select, selects
 from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data import Counting, batch_count, batch_tuples, check_loader, sample_count, shuffles
 from cka.errors import CKAError, CKAWarning, SettingError

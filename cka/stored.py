@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from cka.capture.layers import Layers
+from cka.capture import Layers
 from cka.comparison import CKA
 from cka.data import batch_tuples, check_loader
 from cka.errors import CKAWarning, InputError, SettingError

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cka.capture import Call, Selection, format_labels
 from cka.capture.hooks import PassRecord
-from cka.capture.layers import Call, Selection, format_labels
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.functional.hsic import HSICEstimator
 from cka.functional.kernels import Kernel, kernel_name, resolve_kernel

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cka.errors import InputError, SettingError
-from cka.functional.arithmetic import full_precision
+from cka.functional import full_precision
 from cka.functional.features import checked_grams
 from cka.functional.hsic import HSICEstimator, centred
 from cka.functional.kernels import Kernel

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cka.errors import InputError, SettingError
-from cka.functional.arithmetic import full_precision, real_float, sum_dtype
+from cka.functional import full_precision, real_float, sum_dtype
 
 HSICEstimator: TypeAlias = Literal["unbiased", "biased"]
 

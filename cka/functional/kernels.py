@@ -19,9 +19,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from cka import functional
 from cka.errors import InputError, SettingError
-from cka.functional import arithmetic
-from cka.functional.arithmetic import gram_dtype, real_float, sum_dtype
+from cka.functional import gram_dtype, real_float, sum_dtype
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 Block: TypeAlias = tuple[int, int]
@@ -91,7 +91,7 @@ def linear_gram(rows: Tensor) -> Tensor:
     Columns are shifted, widened from half precision, and multiplied in chunks, so that the features
     are never copied as a whole. Differentiable.
     """
-    gram = arithmetic.gram(rows, _SAMPLES_FOR_CENTRE)
+    gram = functional.gram(rows, _SAMPLES_FOR_CENTRE)
     return gram if gram is not None else _gram_by_torch(rows)
 
 

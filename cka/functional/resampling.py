@@ -30,7 +30,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from cka.functional.arithmetic import full_precision, sum_dtype
+from cka.functional import full_precision, sum_dtype
 from cka.functional.hsic import (
     SLAB_BYTES,
     HSICEstimator,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cka.errors import SettingError
-from cka.functional.arithmetic import full_precision
+from cka.functional import full_precision
 from cka.functional.features import corrected_terms, hsic_of_each_feature
 from cka.functional.hsic import HSICEstimator, hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened, scaled_gram

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cka.capture.outputs import without_padding
 from cka.errors import DoesNotFitError, InputError
-from cka.functional.arithmetic import full_precision, gram_dtype, sum_dtype
+from cka.functional import full_precision, gram_dtype, sum_dtype
 from cka.functional.hsic import hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened, linear_gram, scaled_gram
 from cka.functional.neighbours import Measure, Neighbourhood, neighbour_terms, neighbourhood

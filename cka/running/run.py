@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cka.capture import Selection
 from cka.capture.hooks import PassRecord
-from cka.capture.layers import Selection
 from cka.capture.outputs import LeftOut, named_tensors, shapes_of, tensors_in
 from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
-from cka.functional.arithmetic import gram_dtype, sum_dtype
+from cka.functional import gram_dtype, sum_dtype
 from cka.functional.distributions import calibrate, confidence
 from cka.functional.neighbours import Measure, kinds_of
 from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
