@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_cuda import activation, imports, this_process
+from emulated_cuda import activation, imports, loading, this_process
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records
+from emulated_cuda.loading import checks, records
 from emulated_cuda.loading.library import Library
 from emulated_cuda.torch_versions import BACKWARD_THREAD, INDUCTOR_SETTINGS
 
@@ -141,8 +141,8 @@ def load(
     _library.leave_out_copies(values is False)
     prepare(_library.path)
     imports.call_after("torch", _prepare_torch)
-    children.load_in_children(card, devices, total, values, late_events)
-    _library.join(children.setting_of(os.environ)["machine"])
+    loading.load_in_children(card, devices, total, values, late_events)
+    _library.join(loading.setting_of(os.environ)["machine"])
     records.write_at_exit(_library, chosen_card, total)
     records.record_until_exit()
     atexit.register(wait_for_backward_threads)

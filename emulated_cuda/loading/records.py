@@ -22,9 +22,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from emulated_cuda import imports
+from emulated_cuda import imports, loading
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
-from emulated_cuda.loading import checks, children
+from emulated_cuda.loading import checks
 from emulated_cuda.loading.library import Library
 
 _FIGURES = struct.Struct("QQ")
@@ -134,7 +134,7 @@ def with_late_reserves(
 
 def write_at_exit(library: Library, card: Card, total_bytes: int) -> None:
     """Write a record when this process ends, if the environment names a folder for it."""
-    folder = children.setting_of(os.environ).get("records")
+    folder = loading.setting_of(os.environ).get("records")
     if folder is not None and os.path.isdir(folder):
         _Recorder(Path(folder), library, card, total_bytes).begin()
 
@@ -338,12 +338,12 @@ def _runs(process: int) -> bool:
 
 
 SETTING = "snapshot"
-"""The path of the file in the setting of :mod:`.children`."""
+"""The path of the file in the setting of :mod:`emulated_cuda.loading`."""
 
 
 def record_until_exit() -> None:
     """Record allocations and write them when this process ends, if the environment says so."""
-    path = children.setting_of(os.environ).get(SETTING)
+    path = loading.setting_of(os.environ).get(SETTING)
     if path:
         imports.call_after("torch", _record)
         atexit.register(_write, _claimed(Path(path)), os.getpid())

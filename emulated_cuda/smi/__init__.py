@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from emulated_cuda import loading
 from emulated_cuda.cards import card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children
+from emulated_cuda.loading import checks
 from emulated_cuda.loading.library import Library
 
 _NOT_SUPPORTED = 3
@@ -58,17 +59,17 @@ class Nvml:
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        arguments = children.arguments_of(environment)
+        arguments = loading.arguments_of(environment)
         if not arguments:
             raise DeviceError(
-                f"no emulated device was found, because {children.VARIABLE} is not in the "
+                f"no emulated device was found, because {loading.VARIABLE} is not in the "
                 "environment; start nvidia-smi from a program that runs under python -m "
                 "emulated_cuda or has called emulated_cuda.load()"
             )
         library = Library(
             card_of(arguments["card"]), arguments["devices"], arguments["total_bytes"]
         )
-        library.join(children.setting_of(environment)["machine"])
+        library.join(loading.setting_of(environment)["machine"])
         self._functions = ctypes.CDLL(checks.path_of_compiled(checks.NVML))
         self._functions.nvmlInit_v2()
         self.devices = [Device(self, index) for index in range(self._count())]
