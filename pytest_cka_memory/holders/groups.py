@@ -29,11 +29,10 @@ from pytest_cka_memory.core.sentences import (
     TEMPORARIES,
     WORKSPACES,
 )
-from pytest_cka_memory.holders import tensors
+from pytest_cka_memory.holders import Reference, ReferenceTree, tensors
 from pytest_cka_memory.holders.expressions import is_own_dict, text_of, without_places
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType
-from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import grad_fn_of, gradient_of, is_node
 
