@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from typing import Any
 
-from emulated_cuda import imports, torch_versions, triton
+from emulated_cuda import this_process, torch_versions, triton
 from emulated_cuda.errors import WITHOUT_VALUES, DeviceError
 
 _ON = ("1", "true", "on", "yes", "y")
@@ -109,7 +109,7 @@ def _follow_triton(path: str) -> None:
     from emulated_cuda import torch_private
 
     refuse = partial(torch_private.refuse_packages, _NO_PACKAGES)
-    imports.call_after(torch_versions.PACKAGING.value[0], refuse)
+    this_process.call_after(torch_versions.PACKAGING.value[0], refuse)
     module = triton.MODULE
     if module not in sys.modules and importlib.util.find_spec(module) is None:
         return
@@ -121,7 +121,7 @@ def _follow_triton(path: str) -> None:
         launches.start(path)
         triton.note_compiled(launches.note_compiled)
 
-    imports.call_after(module, prepare)
+    this_process.call_after(module, prepare)
 
 
 def register_new_operators() -> None:
@@ -153,9 +153,9 @@ def leave_out(path: str) -> None:
         finally:
             set_phase(before)
 
-    imports.call_after(triton.MODULE, partial(triton.choose_first_valid, without_effect))
+    this_process.call_after(triton.MODULE, partial(triton.choose_first_valid, without_effect))
     for module in torch_versions.MEASURING.value:
-        imports.call_after(module, partial(torch_private.measure_no_kernels, module))
+        this_process.call_after(module, partial(torch_private.measure_no_kernels, module))
 
 
 NO_TIMES = "emulated: no device times are known (those shown are of calls on the host)"
@@ -185,8 +185,8 @@ def _keep_existing_files() -> None:
 
     ``torch.load`` and safetensors read in the same process what was written there.
     """
-    imports.call_after("torch", _in_torch)
-    imports.call_after("safetensors.torch", _in_safetensors)
+    this_process.call_after("torch", _in_torch)
+    this_process.call_after("safetensors.torch", _in_safetensors)
 
 
 def _in_torch() -> None:

@@ -33,7 +33,7 @@ PICTURES = {
         triton
         values
         torch_private
-        torch_versions cards          this_process   imports        packing
+        torch_versions cards          this_process   packing
         errors
     """,
     "cka": """

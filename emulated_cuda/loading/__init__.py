@@ -21,7 +21,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import imports
+from emulated_cuda import this_process
 from emulated_cuda.errors import DeviceError
 
 VARIABLE = "EMULATED_CUDA"
@@ -117,8 +117,8 @@ def load_before_torch(load: Callable[[], None]) -> None:
     """
     if VARIABLE in os.environ:
         for module in _PACKAGES:
-            imports.call_before(module, load)
-        imports.call_after("ctypes", partial(_load_before_libraries, load))
+            this_process.call_before(module, load)
+        this_process.call_after("ctypes", partial(_load_before_libraries, load))
 
 
 def _load_before_libraries(load: Callable[[], None]) -> None:

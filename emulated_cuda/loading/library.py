@@ -15,7 +15,7 @@ from functools import partial, wraps
 from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
-from emulated_cuda import activation, imports, this_process
+from emulated_cuda import activation, this_process
 from emulated_cuda import torch_versions as versions
 from emulated_cuda.cards import CONTEXT_BYTES, Card
 from emulated_cuda.errors import LOAD_BEFORE, DeviceError, TooLateError
@@ -213,8 +213,8 @@ def replace_runtimes(functions: ctypes.CDLL) -> None:
         functions: the library of the emulated device.
     """
     for module in _OF_BINDINGS:
-        imports.call_after(module, partial(_replace_capsules, module, functions))
-    imports.call_after(_OF_CUPY, _explain_errors_of_cupy)
+        this_process.call_after(module, partial(_replace_capsules, module, functions))
+    this_process.call_after(_OF_CUPY, _explain_errors_of_cupy)
 
 
 def _replace_capsules(module: str, functions: ctypes.CDLL) -> None:

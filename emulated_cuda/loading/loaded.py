@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_cuda import activation, imports, loading, this_process
+from emulated_cuda import activation, loading, this_process
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, records
@@ -140,7 +140,7 @@ def load(
         _library.set_late_events()
     _library.leave_out_copies(values is False)
     prepare(_library.path)
-    imports.call_after("torch", _prepare_torch)
+    this_process.call_after("torch", _prepare_torch)
     loading.load_in_children(card, devices, total, values, late_events)
     _library.join(loading.setting_of(os.environ)["machine"])
     records.write_at_exit(_library, chosen_card, total)

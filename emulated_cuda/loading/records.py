@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from emulated_cuda import imports, loading
+from emulated_cuda import loading, this_process
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
 from emulated_cuda.loading import checks
 from emulated_cuda.loading.library import Library
@@ -149,7 +149,7 @@ class _Recorder:
         """Device -> the highest allocated bytes before the program's last reset of the peak."""
         self._refusals: dict[int, Refusal] = {}
         self._exception: str | None = None
-        imports.call_after("torch", self._follow_torch)
+        this_process.call_after("torch", self._follow_torch)
         atexit.register(self._write_end)
         os.register_at_fork(after_in_child=self.begin)
         self._write_before_exits_without_cleanup()
@@ -345,7 +345,7 @@ def record_until_exit() -> None:
     """Record allocations and write them when this process ends, if the environment says so."""
     path = loading.setting_of(os.environ).get(SETTING)
     if path:
-        imports.call_after("torch", _record)
+        this_process.call_after("torch", _record)
         atexit.register(_write, _claimed(Path(path)), os.getpid())
 
 
