@@ -28,8 +28,7 @@ from cka.functional.kernels import (
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
 from cka.result import CKAResult
-from cka.running import placement
-from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
+from cka.running import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings, placement
 from cka.running.exact import Exact, ExactNeighbours
 from cka.running.model_runner import (
     ComparedModel,

@@ -24,7 +24,7 @@ from cka.comparison import CKA
 from cka.data import batch_tuples, check_loader
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.functional.kernels import flattened, linear_gram
-from cka.running.estimators import (
+from cka.running import (
     Estimator,
     Measurement,
 )

@@ -18,7 +18,7 @@ from cka.functional.kernels import Kernel, kernel_name, resolve_kernel
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
 from cka.result import CKAResult
-from cka.running.estimators import Estimator, Measurement, Minibatch, check_settings
+from cka.running import Estimator, Measurement, Minibatch, check_settings
 from cka.running.exact import Exact, ExactNeighbours
 from cka.running.rows import Rows
 from cka.running.run import Provenance, Resamples, Run

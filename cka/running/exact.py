@@ -17,7 +17,7 @@ from cka.functional.kernels import Kernel, flattened, linear_gram, scaled_gram
 from cka.functional.neighbours import Measure, Neighbourhood, neighbour_terms, neighbourhood
 from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums
-from cka.running.estimators import BatchMeasurements, Measurement
+from cka.running import BatchMeasurements, Measurement
 
 # While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
 _COPIES_OF_A_GRAM = 5

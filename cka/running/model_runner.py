@@ -20,7 +20,7 @@ from cka.capture.outputs import LeftOut, OutputReader, TokenMask, map_named, nam
 from cka.capture.probe import Change, Prober, changed_inputs, random_state_kept
 from cka.data import Counting, model_input, reason_of_failure, run_model, to_device
 from cka.errors import CKAError, InputError, LayerError, SettingError
-from cka.running.estimators import Estimator, Measurement
+from cka.running import Estimator, Measurement
 from cka.running.placement import Lockstep, input_dtype, unwrap
 from cka.running.rows import Rows
 from cka.samples import Mask, Masks, SampleRule, check_kinds, find_masks, mask_keywords

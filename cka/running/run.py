@@ -29,8 +29,7 @@ from cka.functional.sums import (
     zero_sums,
 )
 from cka.result import CKAResult
-from cka.running import placement
-from cka.running.estimators import BatchMeasurements, Estimator, Measurement
+from cka.running import BatchMeasurements, Estimator, Measurement, placement
 from cka.running.model_runner import ModelRunner
 from cka.running.placement import Batches, Lockstep
 from cka.running.rows import Rows, RowsOfModel, check_same_tokens, named_warnings, nan_warnings
