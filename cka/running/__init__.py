@@ -1,7 +1,8 @@
 """Running models over batches, and estimating CKA from what their layers return.
 
 This module itself has the estimators: what hooks measure of an output, and how the measurements of
-batches become sums.
+batches become sums. :class:`Estimator` is what a comparison needs of one. :class:`Minibatch` sums
+HSIC over batches; :mod:`.exact` stores the features of all samples first.
 """
 
 from __future__ import annotations
