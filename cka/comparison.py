@@ -16,7 +16,7 @@ from cka.capture.axes import check_axes
 from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data import Counting, batch_count, batch_tuples, check_loader, sample_count, shuffles
 from cka.errors import CKAError, CKAWarning, SettingError
-from cka.functional.hsic import HSICEstimator
+from cka.functional import HSICEstimator
 from cka.functional.kernels import (
     RBF,
     Kernel,

@@ -13,7 +13,7 @@ from torch import Tensor
 from cka.capture import Call, Selection, format_labels
 from cka.capture.hooks import PassRecord
 from cka.errors import CKAWarning, InputError, SettingError
-from cka.functional.hsic import HSICEstimator
+from cka.functional import HSICEstimator
 from cka.functional.kernels import Kernel, kernel_name, resolve_kernel
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling

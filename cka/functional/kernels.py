@@ -5,7 +5,7 @@ the dtype: 1e-25 has no square in float32, and 1e160 none in float64. Such featu
 by a power of two first, which is exact.
 
 The linear and RBF kernels first shift features to near their centre. The shift changes neither CKA,
-for which :mod:`cka.functional.hsic` later centres exactly in float64, nor a distance. Without it, a
+for which :mod:`cka.functional` later centres exactly in float64, nor a distance. Without it, a
 common offset of 1000 would cost every digit of a float32 Gram matrix.
 """
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from cka.capture.outputs import without_padding
 from cka.errors import DoesNotFitError, InputError
-from cka.functional import full_precision, gram_dtype, sum_dtype
-from cka.functional.hsic import hsic_products, min_samples
+from cka.functional import full_precision, gram_dtype, hsic_products, min_samples, sum_dtype
 from cka.functional.kernels import Kernel, flattened, linear_gram, scaled_gram
 from cka.functional.neighbours import Measure, Neighbourhood, neighbour_terms, neighbourhood
 from cka.functional.resampling import Resampling

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cka.functional import hsic
-from cka.functional.hsic import hsic_products
+from cka.functional import hsic, hsic_products
 from cka.functional.kernels import linear_gram
 from cka.functional.sums import (
     batch_sums,
