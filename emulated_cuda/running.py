@@ -22,7 +22,7 @@ from typing import Any
 from emulated_cuda import cards, loading, torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, records
+from emulated_cuda.loading import library, records
 from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
 
@@ -234,8 +234,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         card = card_of(options.card)
         total_bytes = _bytes(options.memory) if options.memory else card.total_bytes
-        checks.check_wanted(card, options.devices, total_bytes)
-        checks.check_kernels(card, checks.check_available())
+        library.check_wanted(card, options.devices, total_bytes)
+        library.check_kernels(card, library.check_available())
         command = _command(options.program, options.module)
     except DeviceError as error:
         reader.error(str(error))
@@ -405,7 +405,7 @@ def _with_driver(folder: Path) -> dict[str, str]:
     """
     environment = dict(os.environ)
     if TRITON_DRIVER not in environment:
-        link_driver(folder, checks.path_of_compiled(checks.LIBRARY))
+        link_driver(folder, library.path_of_compiled(library.LIBRARY))
         environment[TRITON_DRIVER] = str(folder)
     return environment
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from emulated_cuda import activation, loading, this_process
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, records
-from emulated_cuda.loading.library import Library
+from emulated_cuda.loading import records
+from emulated_cuda.loading.library import Library, check_wanted
 from emulated_cuda.torch_versions import BACKWARD_THREAD, INDUCTOR_SETTINGS
 
 TRITON_DRIVER = "TRITON_LIBCUDA_PATH"
@@ -126,7 +126,7 @@ def load(
     global _loaded, _library
     chosen_card = card_of(card)
     total = chosen_card.total_bytes if total_bytes is None else total_bytes
-    checks.check_wanted(chosen_card, devices, total)
+    check_wanted(chosen_card, devices, total)
     if values is None and _loaded is not None:
         values = _loaded.values
     wanted = Loaded(chosen_card, devices, total, values, late_events)

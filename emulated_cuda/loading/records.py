@@ -24,8 +24,7 @@ from typing import Any, NoReturn
 
 from emulated_cuda import loading, this_process
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
-from emulated_cuda.loading import checks
-from emulated_cuda.loading.library import Library
+from emulated_cuda.loading.library import MOST_DEVICES, Library
 
 _FIGURES = struct.Struct("QQ")
 """``Device`` in csrc/figures.cpp: most bytes in use, and bytes that the last refusal lacked."""
@@ -279,7 +278,7 @@ def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> li
 
 def _process(path: Path, record: Mapping[str, Any], status: int | None) -> ProcessUse:
     figures = path.with_suffix(".figures").read_bytes()
-    size = checks.MOST_DEVICES * _FIGURES.size
+    size = MOST_DEVICES * _FIGURES.size
     of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}, "refusals": {}}
     refusals = {int(index): Refusal(*each) for index, each in of_torch["refusals"].items()}
     is_status_known, own_status = _STATUS.unpack(figures[size:])

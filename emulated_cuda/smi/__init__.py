@@ -15,8 +15,7 @@ from typing import Any
 from emulated_cuda import loading
 from emulated_cuda.cards import card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks
-from emulated_cuda.loading.library import Library
+from emulated_cuda.loading.library import NVML, Library, path_of_compiled
 
 _NOT_SUPPORTED = 3
 _TEXT_BYTES = 4096
@@ -71,7 +70,7 @@ class Nvml:
             card_of(arguments["card"]), arguments["devices"], arguments["total_bytes"]
         )
         library.join(loading.setting_of(environment)["machine"])
-        self._functions = ctypes.CDLL(checks.path_of_compiled(checks.NVML))
+        self._functions = ctypes.CDLL(path_of_compiled(NVML))
         self._functions.nvmlInit_v2()
         self.devices = [Device(self, index) for index in range(self._count())]
 
