@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, steady_growth
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import POOLS_ADVICE
+from pytest_cka_memory.core.retention import Holding, ProcessSample, ProcessUse, steady_growth
 
 
 @dataclass(frozen=True)
@@ -309,7 +308,7 @@ class AdditionalFigures:
             of_device=False,
         ),
     ]:
-        """Steady growth per batch; see :func:`pytest_cka_memory.core.growth.steady_growth`."""
+        """Steady growth per batch; see :func:`pytest_cka_memory.core.retention.steady_growth`."""
         return steady_growth(self.process_timeline) if self.process_timeline else None
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.core.holdings import Link
+from pytest_cka_memory.core.retention import Link
 from pytest_cka_memory.holders import Reference, tensors
 from pytest_cka_memory.holders.expressions import is_own_dict, shortened, text_of
 from pytest_cka_memory.holders.tensors import (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite, Context, Freed
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.sentences import (
     ACTIVATIONS,
     GRADIENTS,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import OWN_FOLDERS
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.holders import (
     Paths,
     Reference,

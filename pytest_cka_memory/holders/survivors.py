@@ -16,9 +16,8 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, live_of
-from pytest_cka_memory.core.growth import middle
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import OWN_FOLDERS
+from pytest_cka_memory.core.retention import Holding, middle
 from pytest_cka_memory.holders import (
     Paths,
     Reference,

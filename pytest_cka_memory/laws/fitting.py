@@ -3,7 +3,7 @@
 The peak of a run is the highest of the levels at its moments. The level at each moment is a
 polynomial of the sizes as long as the code runs the same operations. So a law is found for every
 moment, and the peak at any size is the highest of these polynomials: also where another moment
-takes over that was never the peak in a run. Growth from batch to batch is in `core/growth.py`.
+takes over that was never the peak in a run. Growth from batch to batch is in `core/retention.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

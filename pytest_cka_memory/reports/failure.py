@@ -11,8 +11,8 @@ from typing import Any
 from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figure_rows import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import is_scope
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.limits import figures
 from pytest_cka_memory.reports import excess, kinds_lines, shorten, wrapped

@@ -9,8 +9,8 @@ from reports_made import LOSSES, SESSION, broken, many, one_of_each
 
 from pytest_cka_memory.core import places
 from pytest_cka_memory.core.allocations import FramesSite, format_frame
-from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.report import Report, anonymous
+from pytest_cka_memory.core.retention import Holding, Link
 from pytest_cka_memory.core.verdicts import Unjudged
 from pytest_cka_memory.reports import markdown, tables
 from pytest_cka_memory.reports.html import page

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from reports_made import record
 
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.integrations.github import JobStep, step_of
 from pytest_cka_memory.limits import limit_from_marker

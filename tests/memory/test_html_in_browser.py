@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from reports_made import LOSSES, SESSION, ZERO, broken, hostile, kept, record
 
-from pytest_cka_memory.core.growth import ProcessSample
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import ProcessSample
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports.html import page as html_page

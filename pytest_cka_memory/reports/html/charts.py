@@ -10,9 +10,8 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import JudgedGrowth, Sample, judged_growth
-from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.record_parts import OTHER_LEVELS
+from pytest_cka_memory.core.retention import Holding, JudgedGrowth, Link, Sample, judged_growth
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports import html, one_line
 from pytest_cka_memory.units import MB, counted, format_with_unit

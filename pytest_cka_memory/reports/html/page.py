@@ -13,9 +13,9 @@ from typing import Any
 from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports import excess, html, one_line, summary
 from pytest_cka_memory.reports.failure import WIDTH, holding_lines, is_reserve_the_cause

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import place_of
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports import html
 from pytest_cka_memory.reports.failure import holdings_of
