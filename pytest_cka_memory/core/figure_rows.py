@@ -181,7 +181,7 @@ class AdditionalFigures:
     """The data of a picture of memory over time, see :mod:`.memory_timeline`; None unless it was
     asked for and the device's allocations are recorded. It is not in the JSON report."""
     moments: dict[str, Any] | None = None
-    """The level at each allocation by line, see :class:`.laws.samples.RecordedSample`; None unless
+    """The level at each allocation by line, see :class:`.laws.RecordedSample`; None unless
     ``peak_law`` judges the test. It is not in the JSON report."""
     law: dict[str, Any] | None = None
     """How a figure of the measured code grows with sizes, see :func:`.limits.laws.to_dict`; None

@@ -12,14 +12,7 @@ from itertools import product
 from math import gcd
 
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.laws.polynomials import (
-    Point,
-    Polynomial,
-    Solver,
-    exponents,
-    upper_envelope,
-)
-from pytest_cka_memory.laws.samples import (
+from pytest_cka_memory.laws import (
     WHOLE,
     Moment,
     Sample,
@@ -27,6 +20,13 @@ from pytest_cka_memory.laws.samples import (
     law_from_lines,
     moment_of_peak,
     simplest_law,
+)
+from pytest_cka_memory.laws.polynomials import (
+    Point,
+    Polynomial,
+    Solver,
+    exponents,
+    upper_envelope,
 )
 
 _DOUBLINGS = 16
