@@ -153,6 +153,22 @@ def test_modules_of_one_folder_have_no_import_cycle(package: str) -> None:
             pytest.fail(f"{package}/{folder}: {' -> '.join(error.args[1])}; break this cycle")
 
 
+@pytest.mark.parametrize("package", PICTURES)
+def test_packages_and_modules_have_no_import_cycle(package: str) -> None:
+    """The ``__init__`` of a folder may have what its modules need, and
+    then imports none of those.
+    """
+    graph = {
+        name: {other for _, other in inner_imports(package, file)} - {name, "__init__"}
+        for name, file in modules_of(package).items()
+        if name != "__init__"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"{package}: {' -> '.join(error.args[1])}; break this cycle")
+
+
 def _member(module: str, folder: str) -> str | None:
     """Return the file or sub-folder of `folder` that has `module`; None for others."""
     if folder and not module.startswith(f"{folder}."):
