@@ -60,7 +60,7 @@ def search(path: Path, folder: Path, seconds: float) -> dict[str, Any]:
     import torch
 
     from pytest_cka_memory import MemoryProbe
-    from pytest_cka_memory.repair.edits import patched
+    from pytest_cka_memory.repair import patched
 
     program = loaded(path)
     began = time.process_time()

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.errors import CkaMemoryError
-from pytest_cka_memory.snapshots import replays, settings
-from pytest_cka_memory.snapshots.reading import Device, Snapshot, read
+from pytest_cka_memory.snapshots import replays
+from pytest_cka_memory.snapshots.reading import Device, Snapshot, read, recorded_settings
 from pytest_cka_memory.snapshots.request_list import requests_of
 
 BLOCK = ("address", "size", "requested_size", "state")
@@ -71,7 +71,7 @@ def row_of(snapshot: Snapshot, device: Device) -> dict[str, Any]:
     """Return how one device's recording is replayed."""
     begun = time.perf_counter()
     request_list = requests_of(snapshot, device)
-    text = settings.recorded(snapshot.settings)
+    text = recorded_settings(snapshot.settings)
     (replayed,) = replays.run(request_list, [replays.Run(text, False, True, True)])
     row: dict[str, Any] = {
         "device": device.index,

@@ -27,7 +27,7 @@ from other_suites import ENVIRONMENT, outcomes_in
 from tabulate import tabulate
 
 from pytest_cka_memory.core import sentences
-from pytest_cka_memory.core.growth import growth_bytes_per_batch, judged_growth
+from pytest_cka_memory.core.retention import growth_bytes_per_batch, judged_growth
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.stored import json_report
 

@@ -16,6 +16,7 @@ from cka.errors import (
     MissingExtraError,
     SettingError,
 )
+from cka.functional import hsic
 from cka.functional.distributions import (
     Calibration,
     Confidence,
@@ -23,7 +24,6 @@ from cka.functional.distributions import (
     null_distribution,
 )
 from cka.functional.features import align_tokens, cka_from_features
-from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
 from cka.functional.neighbours import CKNNA, MutualKNN, measure_from_features
 from cka.gate import Agreement, same_representations

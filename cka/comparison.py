@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from cka.capture import Layers, select, selects
 from cka.capture.axes import check_axes
-from cka.capture.layers import Layers, select, selects
 from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data import Counting, batch_count, batch_tuples, check_loader, sample_count, shuffles
 from cka.errors import CKAError, CKAWarning, SettingError
-from cka.functional.hsic import HSICEstimator
+from cka.functional import HSICEstimator
 from cka.functional.kernels import (
     RBF,
     Kernel,
@@ -28,8 +28,7 @@ from cka.functional.kernels import (
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
 from cka.result import CKAResult
-from cka.running import placement
-from cka.running.estimators import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings
+from cka.running import Estimator, EstimatorName, Minibatch, SmallerParts, check_settings, placement
 from cka.running.exact import Exact, ExactNeighbours
 from cka.running.model_runner import (
     ComparedModel,

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from cka.capture.layers import Layers, format_labels
+from cka.capture import Layers, format_labels
 from cka.comparison import CKA
 from cka.errors import CKAWarning, LayerError, SettingError
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cka import plots
-from cka.capture.layers import Layers, select
+from cka.capture import Layers, select
 from cka.comparison import CKA
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.result import CKAResult

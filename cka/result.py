@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cka import plots
-from cka.capture.layers import positions_of
+from cka.capture import positions_of
 from cka.errors import InputError
 from cka.functional.distributions import Calibration, Confidence
 from cka.functional.sums import Sums, cka_with_error, merge_sums, select_sums

@@ -19,12 +19,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from cka.capture.layers import Layers
+from cka.capture import Layers
 from cka.comparison import CKA
 from cka.data import batch_tuples, check_loader
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.functional.kernels import flattened, linear_gram
-from cka.running.estimators import (
+from cka.running import (
     Estimator,
     Measurement,
 )

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cka.capture import Call, Selection, format_labels
 from cka.capture.hooks import PassRecord
-from cka.capture.layers import Call, Selection, format_labels
 from cka.errors import CKAWarning, InputError, SettingError
-from cka.functional.hsic import HSICEstimator
+from cka.functional import HSICEstimator
 from cka.functional.kernels import Kernel, kernel_name, resolve_kernel
 from cka.functional.neighbours import Measure, check_estimator_of, resolve_measure
 from cka.functional.resampling import Resampling
 from cka.result import CKAResult
-from cka.running.estimators import Estimator, Measurement, Minibatch, check_settings
+from cka.running import Estimator, Measurement, Minibatch, check_settings
 from cka.running.exact import Exact, ExactNeighbours
 from cka.running.rows import Rows
 from cka.running.run import Provenance, Resamples, Run

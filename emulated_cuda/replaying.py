@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from emulated_cuda.cards import DEFAULT_CARD
-from emulated_cuda.loading import checks
+from emulated_cuda.loading.library import LIBRARY, path_of_compiled
 from emulated_cuda.loading.loaded import load
 from emulated_cuda.packing import packed, unpacked
 
@@ -105,7 +105,7 @@ class _Device:
         self._streams: dict[int, Any] = {0: torch.cuda.default_stream()}
         self._pools: dict[int, Any] = {}
         self._current = ExitStack()
-        library = ctypes.CDLL(checks.path_of_compiled(checks.LIBRARY))
+        library = ctypes.CDLL(path_of_compiled(LIBRARY))
         self._memory_info = library.cudaMemGetInfo
         self._free, self._total = ctypes.c_size_t(), ctypes.c_size_t()
         self._references = ctypes.byref(self._free), ctypes.byref(self._total)

@@ -19,10 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import cards, torch_versions
+from emulated_cuda import cards, loading, torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records
+from emulated_cuda.loading import library, records
 from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
 
@@ -234,15 +234,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         card = card_of(options.card)
         total_bytes = _bytes(options.memory) if options.memory else card.total_bytes
-        checks.check_wanted(card, options.devices, total_bytes)
-        checks.check_kernels(card, checks.check_available())
+        library.check_wanted(card, options.devices, total_bytes)
+        library.check_kernels(card, library.check_available())
         command = _command(options.program, options.module)
     except DeviceError as error:
         reader.error(str(error))
     _warn_of_untried_torch()
     late = _late_run(options, command, card.name, total_bytes) if options.reserve_range else ()
     with folder_of_records() as folder:
-        environment = children.environment_with(
+        environment = loading.environment_with(
             _with_driver(folder),
             card=options.card,
             devices=options.devices,
@@ -268,7 +268,7 @@ def _late_run(
 ) -> list[ProcessUse]:
     """Run the program with late events; its output is not shown, and its status does not count."""
     with folder_of_records() as folder:
-        environment = children.environment_with(
+        environment = loading.environment_with(
             _with_driver(folder),
             card=card,
             devices=options.devices,
@@ -405,7 +405,7 @@ def _with_driver(folder: Path) -> dict[str, str]:
     """
     environment = dict(os.environ)
     if TRITON_DRIVER not in environment:
-        link_driver(folder, checks.path_of_compiled(checks.LIBRARY))
+        link_driver(folder, library.path_of_compiled(library.LIBRARY))
         environment[TRITON_DRIVER] = str(folder)
     return environment
 

@@ -12,7 +12,7 @@ version changes one, this is the place to mend it. Larger tables are where they 
 - functions of CUDA's libraries that torch calls, those of NCCL and of CUDA graphs among them: torch
   2.9, 2.14 and 2.15 import them, and ``tests/emulated/test_symbols.py`` compares what the installed
   torch imports with what the library defines
-- names of Triton that are replaced: :mod:`.triton_private`; operations in the text of its kernels:
+- names of Triton that are replaced: :mod:`.triton`; operations in the text of its kernels:
   :mod:`.triton.ttir`. Both were seen with Triton 3.5 (torch 2.9) to 3.9 (torch 2.15), and
   ``tests/emulated/compiled`` compares the table with the installed Triton
 

@@ -11,8 +11,7 @@ from pytest_cka_memory._version import __version__
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.figures import RegionRecord
-    from pytest_cka_memory.core.growth import Sample
-    from pytest_cka_memory.core.holdings import Holding
+    from pytest_cka_memory.core.retention import Holding, Sample
     from pytest_cka_memory.errors import (
         CkaMemoryError,
         DeviceError,
@@ -57,7 +56,7 @@ __all__ = [
 _MODULES = {
     "CkaMemoryError": "errors",
     "DeviceError": "errors",
-    "Holding": "core.holdings",
+    "Holding": "core.retention",
     "Law": "laws.law",
     "LimitError": "errors",
     "LimitWarning": "errors",
@@ -66,7 +65,7 @@ _MODULES = {
     "RegionError": "errors",
     "RegionRecord": "core.figures",
     "ReportError": "errors",
-    "Sample": "core.growth",
+    "Sample": "core.retention",
     "SizeError": "errors",
     "Snapshot": "measure.probe",
     "Sweep": "measure.repeated_runs",

@@ -295,7 +295,7 @@ def emulation() -> None:
     """
     import emulated_cuda
     from emulated_cuda.errors import DeviceError
-    from emulated_cuda.loading.checks import check_available
+    from emulated_cuda.loading.library import check_available
 
     try:
         check_available()

@@ -187,8 +187,8 @@ def command(
 def _load_device_of_parent(environment: Mapping[str, str]) -> None:
     """Load the emulated device of the process that started this one, as its ``sitecustomize``."""
     if "EMULATED_CUDA" in environment:
-        from emulated_cuda.loading import children
+        from emulated_cuda import loading
         from emulated_cuda.loading.loaded import load
 
-        setting = children.arguments_of(environment)
+        setting = loading.arguments_of(environment)
         load(**setting)

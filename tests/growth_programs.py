@@ -165,7 +165,7 @@ def growth(
     )
     if collects:
         # Not above: planted loops run these programs without the plugin, too.
-        from pytest_cka_memory.core.growth import growth_bytes_per_batch
+        from pytest_cka_memory.core.retention import growth_bytes_per_batch
 
         return growth_bytes_per_batch(
             [
@@ -242,7 +242,7 @@ def check_random_loops(
     possible, and the samples say so: the true growth is between that and the highest that they
     allow.
     """
-    from pytest_cka_memory.core.growth import highest_growth_bytes_per_batch
+    from pytest_cka_memory.core.retention import highest_growth_bytes_per_batch
 
     for seed in seeds:
         batches, way = 5 + seed % 36, WAYS[seed % 3]

@@ -91,9 +91,9 @@ def test_reading_and_judging_figures_needs_no_torch() -> None:
 
 
 def test_emulated_device_imports_neither_the_plugin_nor_torch() -> None:
-    """Each process of an emulating program imports ``children``, so that must import little."""
+    """Each process of an emulating program imports ``loading``, so that must import little."""
     unwanted = {"pytest_cka_memory", "pytest", "torch", "numpy", "ctypes"}
-    for module in ("emulated_cuda", "emulated_cuda.loading.children"):
+    for module in ("emulated_cuda", "emulated_cuda.loading"):
         assert not loaded_by(f"import {module}") & unwanted
 
 

@@ -25,7 +25,7 @@ ADMITTED = {
         "measure.law_processes": ["pickle"],
         "cli.named_functions": ["pickle"],
     },
-    "emulated_cuda": {"preparation": ["torch.load", "torch.save"]},
+    "emulated_cuda": {"activation": ["torch.load", "torch.save"]},
 }
 """What torch writes is a pickle. It is read in a process of its own, which admits builtin types
 only and has limits; ``tests/snapshots/test_hostile_snapshots.py`` has a hundred hostile files for

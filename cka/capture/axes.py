@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from cka.capture.layers import Call, matches_glob
+from cka.capture import Call, matches_glob
 from cka.errors import InputError, SettingError
 
 Shape: TypeAlias = tuple[int, ...]

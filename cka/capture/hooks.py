@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from cka.capture import Call
 from cka.capture.axes import AxesOfLayers, Layout, Unknown
-from cka.capture.layers import Call
 from cka.capture.outputs import (
     LeftOut,
     OutputReader,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from cka.capture import Call
 from cka.capture.axes import Probed, Shape
-from cka.capture.layers import Call
 from cka.capture.outputs import OutputReader, TokenMask
 from cka.errors import CKAError, InputError
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from cka.errors import InputError, SettingError
-from cka.functional.arithmetic import full_precision
+from cka.functional import HSICEstimator, centred, full_precision
 from cka.functional.features import checked_grams
-from cka.functional.hsic import HSICEstimator, centred
 from cka.functional.kernels import Kernel
 from cka.functional.resampling import random_orders
 from cka.functional.sums import Sums, cka_scale, root_of_product

@@ -23,8 +23,13 @@ import torch
 from torch import Tensor
 
 from cka.errors import CKAWarning, InputError
-from cka.functional.arithmetic import sum_dtype
-from cka.functional.hsic import HSICEstimator, check_estimator, check_sample_count, hsic_products
+from cka.functional import (
+    HSICEstimator,
+    check_estimator,
+    check_sample_count,
+    hsic_products,
+    sum_dtype,
+)
 from cka.functional.kernels import Kernel, as_rows, check_linear, resolve_kernel, scaled_gram
 from cka.functional.sums import batch_sums, cka_with_error
 

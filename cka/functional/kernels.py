@@ -5,7 +5,7 @@ the dtype: 1e-25 has no square in float32, and 1e160 none in float64. Such featu
 by a power of two first, which is exact.
 
 The linear and RBF kernels first shift features to near their centre. The shift changes neither CKA,
-for which :mod:`cka.functional.hsic` later centres exactly in float64, nor a distance. Without it, a
+for which :mod:`cka.functional` later centres exactly in float64, nor a distance. Without it, a
 common offset of 1000 would cost every digit of a float32 Gram matrix.
 """
 
@@ -19,9 +19,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from cka import functional
 from cka.errors import InputError, SettingError
-from cka.functional import arithmetic
-from cka.functional.arithmetic import gram_dtype, real_float, sum_dtype
+from cka.functional import gram_dtype, real_float, sum_dtype
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 Block: TypeAlias = tuple[int, int]
@@ -91,7 +91,7 @@ def linear_gram(rows: Tensor) -> Tensor:
     Columns are shifted, widened from half precision, and multiplied in chunks, so that the features
     are never copied as a whole. Differentiable.
     """
-    gram = arithmetic.gram(rows, _SAMPLES_FOR_CENTRE)
+    gram = functional.gram(rows, _SAMPLES_FOR_CENTRE)
     return gram if gram is not None else _gram_by_torch(rows)
 
 

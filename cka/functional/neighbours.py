@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from cka.errors import InputError, SettingError
-from cka.functional.arithmetic import full_precision, sum_dtype
-from cka.functional.hsic import HSICEstimator
+from cka.functional import HSICEstimator, full_precision, sum_dtype
 from cka.functional.kernels import as_rows, linear_gram, squared_distances
 from cka.functional.resampling import Kind, Products, draw_orders, draw_weights
 

@@ -1,7 +1,7 @@
 """Resamples of the samples of a batch: how they are drawn, their HSIC, and its sums over batches.
 
 Both kinds of resamples go one way, :meth:`Resampling.add`. A permutation assigns the samples of one
-side to those of the other (:func:`cka.functional.hsic.permuted_products`). A bootstrap draws n of n
+side to those of the other (:func:`cka.functional.permuted_products`). A bootstrap draws n of n
 samples with replacement, which gives sample i the weight w_i: how often it was drawn. Its biased
 HSIC is that of the matrices with repeated rows and columns (Gretton et al. 2005).
 
@@ -30,15 +30,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from cka.functional.arithmetic import full_precision, sum_dtype
-from cka.functional.hsic import (
+from cka.functional import (
     SLAB_BYTES,
     HSICEstimator,
     centred_pairs,
     centred_slabs,
+    full_precision,
     min_samples,
     permuted_products,
     rows_per_slab,
+    sum_dtype,
 )
 from cka.functional.sums import Exponents, Sums, powers
 

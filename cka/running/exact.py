@@ -11,13 +11,12 @@ from torch import Tensor
 
 from cka.capture.outputs import without_padding
 from cka.errors import DoesNotFitError, InputError
-from cka.functional.arithmetic import full_precision, gram_dtype, sum_dtype
-from cka.functional.hsic import hsic_products, min_samples
+from cka.functional import full_precision, gram_dtype, hsic_products, min_samples, sum_dtype
 from cka.functional.kernels import Kernel, flattened, linear_gram, scaled_gram
 from cka.functional.neighbours import Measure, Neighbourhood, neighbour_terms, neighbourhood
 from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums
-from cka.running.estimators import BatchMeasurements, Measurement
+from cka.running import BatchMeasurements, Measurement
 
 # While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
 _COPIES_OF_A_GRAM = 5

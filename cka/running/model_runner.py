@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from cka.capture import Selection, format_labels
 from cka.capture.axes import AxesOfLayers, Probed
 from cka.capture.hooks import Capture, PassRecord
-from cka.capture.layers import Selection, format_labels
 from cka.capture.outputs import LeftOut, OutputReader, TokenMask, map_named, named_tensors
 from cka.capture.probe import Change, Prober, changed_inputs, random_state_kept
 from cka.data import Counting, model_input, reason_of_failure, run_model, to_device
 from cka.errors import CKAError, InputError, LayerError, SettingError
-from cka.running.estimators import Estimator, Measurement
+from cka.running import Estimator, Measurement
 from cka.running.placement import Lockstep, input_dtype, unwrap
 from cka.running.rows import Rows
 from cka.samples import Mask, Masks, SampleRule, check_kinds, find_masks, mask_keywords

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from cka.capture import Call, format_labels
 from cka.capture.hooks import PassRecord
-from cka.capture.layers import Call, format_labels
 from cka.capture.outputs import LeftOut, TokenSamples
 from cka.errors import InputError
 

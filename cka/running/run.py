@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cka.capture import Selection
 from cka.capture.hooks import PassRecord
-from cka.capture.layers import Selection
 from cka.capture.outputs import LeftOut, named_tensors, shapes_of, tensors_in
 from cka.data import Counting
 from cka.errors import InputError, LayerError, SettingError
-from cka.functional.arithmetic import gram_dtype, sum_dtype
+from cka.functional import gram_dtype, sum_dtype
 from cka.functional.distributions import calibrate, confidence
 from cka.functional.neighbours import Measure, kinds_of
 from cka.functional.resampling import BOOTSTRAP, PERMUTATIONS, Kind, Resampled, Resampling
@@ -29,8 +29,7 @@ from cka.functional.sums import (
     zero_sums,
 )
 from cka.result import CKAResult
-from cka.running import placement
-from cka.running.estimators import BatchMeasurements, Estimator, Measurement
+from cka.running import BatchMeasurements, Estimator, Measurement, placement
 from cka.running.model_runner import ModelRunner
 from cka.running.placement import Batches, Lockstep
 from cka.running.rows import Rows, RowsOfModel, check_same_tokens, named_warnings, nan_warnings

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_cuda import activation, imports, preparation, this_process
+from emulated_cuda import activation, loading, this_process
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, records
-from emulated_cuda.loading.library import Library
+from emulated_cuda.loading import records
+from emulated_cuda.loading.library import Library, check_wanted
 from emulated_cuda.torch_versions import BACKWARD_THREAD, INDUCTOR_SETTINGS
 
 TRITON_DRIVER = "TRITON_LIBCUDA_PATH"
@@ -126,7 +126,7 @@ def load(
     global _loaded, _library
     chosen_card = card_of(card)
     total = chosen_card.total_bytes if total_bytes is None else total_bytes
-    checks.check_wanted(chosen_card, devices, total)
+    check_wanted(chosen_card, devices, total)
     if values is None and _loaded is not None:
         values = _loaded.values
     wanted = Loaded(chosen_card, devices, total, values, late_events)
@@ -140,9 +140,9 @@ def load(
         _library.set_late_events()
     _library.leave_out_copies(values is False)
     prepare(_library.path)
-    imports.call_after("torch", _prepare_torch)
-    children.load_in_children(card, devices, total, values, late_events)
-    _library.join(children.setting_of(os.environ)["machine"])
+    this_process.call_after("torch", _prepare_torch)
+    loading.load_in_children(card, devices, total, values, late_events)
+    _library.join(loading.setting_of(os.environ)["machine"])
     records.write_at_exit(_library, chosen_card, total)
     records.record_until_exit()
     atexit.register(wait_for_backward_threads)
@@ -178,11 +178,11 @@ def _prepare_torch() -> None:
     assert _loaded is not None
     assert _library is not None
     _library.refuse_launches(False)
-    preparation.leave_out(_library.path)
-    preparation.label_profiles()
+    activation.leave_out(_library.path)
+    activation.label_profiles()
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
-        preparation.work_without_values()
+        activation.work_without_values()
 
 
 def prepare(library: str) -> None:

@@ -22,10 +22,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from emulated_cuda import imports
+from emulated_cuda import loading, this_process
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
-from emulated_cuda.loading import checks, children
-from emulated_cuda.loading.library import Library
+from emulated_cuda.loading.library import MOST_DEVICES, Library
 
 _FIGURES = struct.Struct("QQ")
 """``Device`` in csrc/figures.cpp: most bytes in use, and bytes that the last refusal lacked."""
@@ -134,7 +133,7 @@ def with_late_reserves(
 
 def write_at_exit(library: Library, card: Card, total_bytes: int) -> None:
     """Write a record when this process ends, if the environment names a folder for it."""
-    folder = children.setting_of(os.environ).get("records")
+    folder = loading.setting_of(os.environ).get("records")
     if folder is not None and os.path.isdir(folder):
         _Recorder(Path(folder), library, card, total_bytes).begin()
 
@@ -149,7 +148,7 @@ class _Recorder:
         """Device -> the highest allocated bytes before the program's last reset of the peak."""
         self._refusals: dict[int, Refusal] = {}
         self._exception: str | None = None
-        imports.call_after("torch", self._follow_torch)
+        this_process.call_after("torch", self._follow_torch)
         atexit.register(self._write_end)
         os.register_at_fork(after_in_child=self.begin)
         self._write_before_exits_without_cleanup()
@@ -279,7 +278,7 @@ def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> li
 
 def _process(path: Path, record: Mapping[str, Any], status: int | None) -> ProcessUse:
     figures = path.with_suffix(".figures").read_bytes()
-    size = checks.MOST_DEVICES * _FIGURES.size
+    size = MOST_DEVICES * _FIGURES.size
     of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}, "refusals": {}}
     refusals = {int(index): Refusal(*each) for index, each in of_torch["refusals"].items()}
     is_status_known, own_status = _STATUS.unpack(figures[size:])
@@ -338,14 +337,14 @@ def _runs(process: int) -> bool:
 
 
 SETTING = "snapshot"
-"""The path of the file in the setting of :mod:`.children`."""
+"""The path of the file in the setting of :mod:`emulated_cuda.loading`."""
 
 
 def record_until_exit() -> None:
     """Record allocations and write them when this process ends, if the environment says so."""
-    path = children.setting_of(os.environ).get(SETTING)
+    path = loading.setting_of(os.environ).get(SETTING)
     if path:
-        imports.call_after("torch", _record)
+        this_process.call_after("torch", _record)
         atexit.register(_write, _claimed(Path(path)), os.getpid())
 
 

@@ -13,17 +13,17 @@ from importlib.util import module_from_spec
 def _load() -> None:
     from emulated_cuda.loading.loaded import load, loaded  # most processes do not import torch
 
-    arguments = children.arguments_of(os.environ)
+    arguments = loading.arguments_of(os.environ)
     if arguments and loaded() is None:
         load(**arguments)
 
 
 try:
-    from emulated_cuda.loading import children
+    from emulated_cuda import loading
 except ImportError:  # an interpreter of another environment, which has no such package
     pass
 else:
-    children.load_before_torch(_load)
+    loading.load_before_torch(_load)
 
 
 def _run_next() -> None:

@@ -1,6 +1,7 @@
-"""``python -m emulated_cuda.smi``: what ``nvidia-smi`` of an emulated device runs.
+"""``python -m emulated_cuda.smi``: what ``nvidia-smi`` of an emulated device runs and prints.
 
-It has the options of ``nvidia-smi``, as far as an emulated device has something to show.
+It has the options of ``nvidia-smi``, as far as an emulated device has something to show: fields of
+queries, the table, and with ``-q`` the long form.
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.smi import output
-from emulated_cuda.smi.nvml import Device, Nvml
-from emulated_cuda.smi.output import FIELDS, NOT_KNOWN, PROCESS_FIELDS, Field, ProcessField
+from emulated_cuda.smi import (
+    FIELDS,
+    NOT_KNOWN,
+    PROCESS_FIELDS,
+    Device,
+    Field,
+    Nvml,
+    ProcessField,
+    mib,
+)
 
 _NO_DRIVER, _NO_DEVICE = 9, 6  # the statuses of nvidia-smi
 _FORMATS = ("csv", "noheader", "nounits")
@@ -54,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if sys.stderr.isatty() and (options.list or options.format):
         # Lists and queries are often parsed by programs, so their text stays as it is on a card.
         # A person at a terminal gets the note that the card is emulated on stderr.
-        print(f"nvidia-smi: {output.NOTE}", file=sys.stderr)
+        print(f"nvidia-smi: {NOTE}", file=sys.stderr)
     while True:
         for line in _lines(options, nvml, devices):
             print(line, flush=pause is not None)
@@ -82,9 +90,9 @@ def _lines(options: argparse.Namespace, nvml: Nvml, devices: Sequence[Device]) -
                 values = [column.value(device, process) for column in columns]
                 yield _csv(columns, values, options.format)
     elif options.query:
-        yield from output.long_form(nvml, devices, options.display)
+        yield from long_form(nvml, devices, options.display)
     else:
-        yield from output.lines(nvml, devices)
+        yield from table_lines(nvml, devices)
 
 
 def _header(
@@ -107,7 +115,7 @@ def _csv(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="nvidia-smi", allow_abbrev=False, description=output.NOTE)
+    parser = _Parser(prog="nvidia-smi", allow_abbrev=False, description=NOTE)
     add = parser.add_argument
     add("-L", "--list-gpus", dest="list", action="store_true", help="list the devices")
     add("-q", "--query", action="store_true", help="show all that is known of each device")
@@ -173,10 +181,9 @@ def _check(reader: argparse.ArgumentParser, options: argparse.Namespace) -> None
                     f"nvidia-smi --help-query-{option} to see the valid ones"
                 )
     for name in options.display:
-        if name not in (*output.SECTIONS, "PIDS"):
+        if name not in (*SECTIONS, "PIDS"):
             reader.error(
-                f"-d {name} is not a section; write one or more of "
-                f"{', '.join((*output.SECTIONS, 'PIDS'))}"
+                f"-d {name} is not a section; write one or more of {', '.join((*SECTIONS, 'PIDS'))}"
             )
     form = options.format or []
     if (options.query_gpu or options.query_compute_apps) and "csv" not in form:
@@ -200,6 +207,203 @@ def _is_wanted(device: Device, ids: Sequence[str] | None) -> bool:
     bus_id = device.bus_id()
     names = {str(device.index), device.text("UUID"), bus_id.lower(), bus_id[4:].lower()}
     return any(word in names or word.lower() in names for word in ids)
+
+
+_INNER = 89
+_WIDTHS = (41, 24, 22)
+NOTE = (
+    "Emulated by emulated_cuda, without a GPU. Memory and processes are those of the programs; "
+    "utilization, temperature and power are fixed values"
+)
+OVERFULL = (
+    "The processes together use more memory than the card has, because each process has a whole "
+    "card"
+)
+
+
+def table_lines(nvml: Nvml, devices: Sequence[Device]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    rule = "+" + "+".join("-" * width for width in _WIDTHS) + "+"
+    driver = nvml.text("nvmlSystemGetDriverVersion")
+    yield time.strftime("%a %b %d %H:%M:%S %Y")
+    yield _rule()
+    yield _line(
+        f" NVIDIA-SMI {driver} (emulated)      Driver Version: {driver}       "
+        f"CUDA Version: {nvml.cuda_version()}"
+    )
+    yield "|" + rule[1:]
+    yield _row(
+        " GPU  Name                 Persistence-M",
+        " Bus-Id          Disp.A",
+        " Volatile Uncorr. ECC",
+    )
+    yield _row(
+        " Fan  Temp   Perf          Pwr:Usage/Cap",
+        "           Memory-Usage",
+        " GPU-Util  Compute M.",
+    )
+    yield _row("", "", "               MIG M.")
+    yield "|" + "+".join("=" * width for width in _WIDTHS) + "|"
+    for device in devices:
+        yield from _device_rows(device)
+        yield rule
+    yield ""
+    yield from _process_lines(devices)
+    yield NOTE
+    if any(_is_overfull(device) for device in devices):
+        yield OVERFULL
+
+
+def _device_rows(device: Device) -> Iterator[str]:
+    memory = device.memory()
+    questions = "PowerUsage", "EnforcedPowerLimit"
+    watts = [(device.number(question) or 0) // 1000 for question in questions]
+    has_ecc = device.number("DefaultEccMode") is not None
+    can_be_divided = device.numbers("MigMode", count=2) is not None
+    name = device.text("Name") or ""
+    yield _row(
+        f" {device.index:3}  {name[:30]:30} {'Off':>3}",
+        f"   {device.bus_id()} Off",
+        f" {'0' if has_ecc else 'N/A':>20}",
+    )
+    power = f"{watts[0]}W / {watts[1]:4}W"
+    yield _row(
+        f" N/A  {device.number('Temperature', 0):3}C    P0    {power:>20}",
+        f" {mib(memory.used):7}MiB / {mib(memory.total):6}MiB",
+        f" {0:6}%      Default",
+    )
+    yield _row("", "", f" {'Disabled' if can_be_divided else 'N/A':>20}")
+
+
+def _process_lines(devices: Sequence[Device]) -> Iterator[str]:
+    rows = [
+        f"  {device.index:3}   N/A  N/A {process.number:>16}      C   {process.name[-34:]:34}"
+        f" {mib(process.used_bytes):>7}MiB"
+        for device in devices
+        for process in device.processes()
+    ]
+    yield _rule()
+    yield _line(" Processes:")
+    columns = "PID   Type   Process name                        GPU Memory"
+    yield _line(f"  GPU   GI   CI              {columns}")
+    yield _line(f"        ID   ID{'Usage':>68}")
+    yield "|" + "=" * _INNER + "|"
+    yield from map(_line, rows or ["  No running processes found"])
+    yield _rule()
+
+
+def _is_overfull(device: Device) -> bool:
+    return sum(process.used_bytes for process in device.processes()) > device.memory().total
+
+
+def _rule() -> str:
+    return "+" + "-" * _INNER + "+"
+
+
+def _line(text: str) -> str:
+    return f"|{text:{_INNER}}|"
+
+
+def _row(*cells: str) -> str:
+    texts = [f"{cell:{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)]
+    return f"|{'|'.join(texts)}|"
+
+
+SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "MEMORY": (
+        "FB Memory Usage",
+        {
+            "Total": "memory.total",
+            "Reserved": "memory.reserved",
+            "Used": "memory.used",
+            "Free": "memory.free",
+        },
+    ),
+    "UTILIZATION": ("Utilization", {"GPU": "utilization.gpu", "Memory": "utilization.memory"}),
+    "ECC": ("ECC Mode", {"Current": "ecc.mode.current", "Pending": "ecc.mode.pending"}),
+    "TEMPERATURE": ("Temperature", {"GPU Current Temp": "temperature.gpu"}),
+    "POWER": (
+        "GPU Power Readings",
+        {
+            "Average Power Draw": "power.draw.average",
+            "Current Power Limit": "power.limit",
+            "Default Power Limit": "power.default_limit",
+            "Min Power Limit": "power.min_limit",
+            "Max Power Limit": "power.max_limit",
+        },
+    ),
+    "CLOCK": (
+        "Clocks",
+        {
+            "Graphics": "clocks.current.graphics",
+            "SM": "clocks.current.sm",
+            "Memory": "clocks.current.memory",
+        },
+    ),
+    "COMPUTE": ("Compute", {"Compute Mode": "compute_mode", "Compute Capability": "compute_cap"}),
+}
+"""What ``-d`` takes, beside PIDS: the title of a section, and its fields."""
+
+_GENERAL = {
+    "Product Name": "name",
+    "Persistence Mode": "persistence_mode",
+    "MIG Mode": "mig.mode.current",
+    "Serial Number": "serial",
+    "GPU UUID": "uuid",
+    "VBIOS Version": "vbios_version",
+    "Bus Id": "pci.bus_id",
+    "Device Id": "pci.device_id",
+    "Fan Speed": "fan.speed",
+    "Performance State": "pstate",
+}
+
+
+def long_form(nvml: Nvml, devices: Sequence[Device], only: Collection[str] = ()) -> Iterator[str]:
+    """Yield the lines; of each device only some sections, if any are named."""
+    yield ""
+    yield "==============NVSMI LOG=============="
+    yield NOTE
+    yield ""
+    yield _line_of_section(0, "Timestamp", time.strftime("%a %b %d %H:%M:%S %Y"))
+    yield _line_of_section(0, "Driver Version", nvml.text("nvmlSystemGetDriverVersion"))
+    yield _line_of_section(0, "CUDA Version", nvml.cuda_version())
+    yield ""
+    yield _line_of_section(0, "Attached GPUs", len(nvml.devices))
+    for device in devices:
+        yield f"GPU {device.bus_id()}"
+        yield from _device_lines(device, only)
+        yield ""
+
+
+def _device_lines(device: Device, only: Collection[str]) -> Iterator[str]:
+    if not only:
+        yield from (_field(1, label, name, device) for label, name in _GENERAL.items())
+    for name, (title, fields) in SECTIONS.items():
+        if not only or name in only:
+            yield f"    {title}"
+            yield from (_field(2, label, field, device) for label, field in fields.items())
+    if not only or "PIDS" in only:
+        processes = device.processes()
+        yield "    Processes" if processes else _line_of_section(1, "Processes", "None")
+        for process in processes:
+            yield _line_of_section(2, "Process ID", process.number)
+            yield _line_of_section(3, "Type", "C")
+            yield _line_of_section(3, "Name", process.name)
+            yield _line_of_section(3, "Used GPU Memory", f"{mib(process.used_bytes)} MiB")
+
+
+def _field(depth: int, label: str, name: str, device: Device) -> str:
+    field = FIELDS[name]
+    value = field.value(device)
+    if value is not None and name == "temperature.gpu":
+        value = f"{value} C"
+    return _line_of_section(
+        depth, label, value if value is None or not field.unit else f"{value} {field.unit}"
+    )
+
+
+def _line_of_section(depth: int, label: str, value: object) -> str:
+    return f"{'    ' * depth + label:<50}: {'N/A' if value is None else value}"
 
 
 if __name__ == "__main__":

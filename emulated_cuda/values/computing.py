@@ -14,7 +14,7 @@ import torch
 
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
-from emulated_cuda.values import graphs, operators, randomness, staleness
+from emulated_cuda.values import graphs, operators, staleness
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
 from emulated_cuda.values.results import (
     FormError,
@@ -171,7 +171,7 @@ class _Computation:
         base = self._name.partition("::")[2].partition(".")[0]
         self._fills = base in _FILLING
         self._checks = base in _CHECKING
-        self._is_random = randomness.is_random(operator)
+        self._is_random = operators.is_random(operator)
         schema = torch_private.schema_of(operator)
         self._gives_tensors = schema.is_mutable or any(
             "Tensor" in str(returned.type) for returned in schema.returns
@@ -197,7 +197,7 @@ class _Computation:
         with torch_private.without_torch_function(), torch_private.without_keys(self._skipped):
             compute = self._compute
             if generator is not None:
-                randomness.advance(generator, offset, randomness.form_of(self._name, args, kwargs))
+                operators.advance(generator, offset, operators.form_of(self._name, args, kwargs))
             if self._is_random:
                 compute = _seeded(compute, seed)
             unknown: tuple[Any, str] | None = None
@@ -231,11 +231,11 @@ class _Computation:
         Raises:
             RuntimeError: if a graph cannot have it.
         """
-        generator = randomness.generator_of(args, kwargs) if self._is_random else None
+        generator = operators.generator_of(args, kwargs) if self._is_random else None
         draw = None
         if generator is not None:
-            form = randomness.form_of(self._name, args, kwargs)
-            draw = randomness.Draw(generator.graphsafe_get_state(), form)
+            form = operators.form_of(self._name, args, kwargs)
+            draw = operators.Draw(generator.graphsafe_get_state(), form)
         results = self._run(keyset, args, kwargs)
         if results is _NOT_RUN:
             graphs.refuse(self._name)
@@ -274,10 +274,10 @@ class _Computation:
 
     def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int, int]:
         """Return the operator's generator, if any, its seed and its offset before the operator."""
-        generator = randomness.generator_of(args, kwargs) if self._is_random else None
+        generator = operators.generator_of(args, kwargs) if self._is_random else None
         if generator is None:
             return None, 0, 0
-        return generator, randomness.seed_of(generator), generator.get_offset()
+        return generator, operators.seed_of(generator), generator.get_offset()
 
     def _run(self, keyset: Any, args: Any, kwargs: Any) -> Any:
         """Run torch's CUDA kernel, which allocates as on a card."""
@@ -324,7 +324,7 @@ class _Computation:
 
 
 def _seeded(compute: Kernel, seed: int) -> Kernel:
-    return lambda *args, **kwargs: randomness.seeded(compute, seed, args, kwargs)
+    return lambda *args, **kwargs: operators.seeded(compute, seed, args, kwargs)
 
 
 # ---- Where the CPU has no such operator ----

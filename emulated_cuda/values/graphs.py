@@ -18,9 +18,8 @@ import torch
 
 from emulated_cuda import torch_private
 from emulated_cuda.errors import StaleValueError
-from emulated_cuda.values import randomness, staleness
-from emulated_cuda.values.operators import tensors_in
-from emulated_cuda.values.randomness import Draw
+from emulated_cuda.values import operators, staleness
+from emulated_cuda.values.operators import Draw, tensors_in
 
 _FAILED = 719  # kLaunchFailed in csrc/emulated.hpp
 
@@ -161,7 +160,7 @@ def _replay(number: int) -> int:
         may_be_stale = staleness.is_possible()
         if may_be_stale:
             _check(steps)
-        seeds = randomness.seeds_of_replay([step.draw for step in steps], _thread.offsets)
+        seeds = operators.seeds_of_replay([step.draw for step in steps], _thread.offsets)
         with torch.no_grad(), torch_private.without_modes():
             for step, seed in zip(steps, seeds, strict=True):
                 step.compute(seed)
@@ -236,7 +235,7 @@ def _offsets() -> dict[torch.Generator, int]:
         return {}
     for number in _drawing - _generators.keys():
         draws = [step.draw for step in _steps.get(number, ()) if step.draw is not None]
-        _generators[number] = randomness.share_generators(draws)
+        _generators[number] = operators.share_generators(draws)
     return {
         drawn: drawn.get_offset() for generators in _generators.values() for drawn in generators
     }

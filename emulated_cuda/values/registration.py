@@ -20,7 +20,15 @@ from emulated_cuda.values.computing import (
     names_of_outs,
     not_computed,
 )
-from emulated_cuda.values.equivalents import EQUIVALENTS, by_name, recurrent
+from emulated_cuda.values.equivalents import (
+    EQUIVALENTS,
+    attention,
+    by_name,
+    normalization,
+    others,
+    products,
+    recurrent,
+)
 from emulated_cuda.values.operators import Kernel
 from emulated_cuda.values.results import write
 from emulated_cuda.values.special import (
@@ -32,6 +40,8 @@ from emulated_cuda.values.special import (
     rounded_once,
 )
 
+FAMILIES = (attention, normalization, others, products, recurrent)
+"""The modules that enter their functions into ``EQUIVALENTS`` when they are imported."""
 _KEY = "CUDA"
 _QUANTIZED = "QuantizedCUDA"
 _NESTED = "NestedTensorCUDA"

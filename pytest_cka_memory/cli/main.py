@@ -27,7 +27,7 @@ from pytest_cka_memory.errors import CkaMemoryError, DeviceError, ReportError
 from pytest_cka_memory.meters.device_names import EMULATED
 from pytest_cka_memory.repair.programs import split_script
 from pytest_cka_memory.reports import cards as tables
-from pytest_cka_memory.reports import comparison, files, markdown, terminal
+from pytest_cka_memory.reports import comparison, files, markdown, one_line, terminal
 from pytest_cka_memory.reports.cards import (
     FAILED,
     FITS,
@@ -36,7 +36,6 @@ from pytest_cka_memory.reports.cards import (
     uses_of,
     with_peaks_elsewhere,
 )
-from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.tables import choice_of
 from pytest_cka_memory.stored.json_report import read, report_schema

@@ -124,9 +124,9 @@ def run(args: argparse.Namespace) -> int:
                     print(line, flush=True)
     if args.html is not None:
         from pytest_cka_memory.reports import files
-        from pytest_cka_memory.reports.html import repairs
+        from pytest_cka_memory.reports.html.page import render_repairs
 
-        files.write_whole(args.html, repairs.render(every))
+        files.write_whole(args.html, render_repairs(every))
         print(f"wrote {args.html}")
     return status
 

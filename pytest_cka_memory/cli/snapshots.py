@@ -11,7 +11,7 @@ from typing import Any
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.errors import DeviceError, ReportError
 from pytest_cka_memory.reports import files
-from pytest_cka_memory.snapshots.settings import ALTERNATIVES
+from pytest_cka_memory.snapshots.reading import ALTERNATIVES
 from pytest_cka_memory.units import parse_size
 
 
@@ -90,7 +90,7 @@ def _snapshot(args: argparse.Namespace) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     from pytest_cka_memory.snapshots import analysis, reading, replay_text, trials
-    from pytest_cka_memory.snapshots.lines import Lines
+    from pytest_cka_memory.snapshots.analysis import Lines
 
     _refuse_inputs([args.file], args.json, "--json")
     usable, card = _card(args)

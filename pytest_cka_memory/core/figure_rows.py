@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, steady_growth
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import POOLS_ADVICE
+from pytest_cka_memory.core.retention import Holding, ProcessSample, ProcessUse, steady_growth
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class AdditionalFigures:
     """The data of a picture of memory over time, see :mod:`.memory_timeline`; None unless it was
     asked for and the device's allocations are recorded. It is not in the JSON report."""
     moments: dict[str, Any] | None = None
-    """The level at each allocation by line, see :class:`.laws.samples.RecordedSample`; None unless
+    """The level at each allocation by line, see :class:`.laws.RecordedSample`; None unless
     ``peak_law`` judges the test. It is not in the JSON report."""
     law: dict[str, Any] | None = None
     """How a figure of the measured code grows with sizes, see :func:`.limits.laws.to_dict`; None
@@ -309,7 +308,7 @@ class AdditionalFigures:
             of_device=False,
         ),
     ]:
-        """Steady growth per batch; see :func:`pytest_cka_memory.core.growth.steady_growth`."""
+        """Steady growth per batch; see :func:`pytest_cka_memory.core.retention.steady_growth`."""
         return steady_growth(self.process_timeline) if self.process_timeline else None
 
     @property

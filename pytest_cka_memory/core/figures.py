@@ -14,8 +14,8 @@ from typing import Annotated, Any, get_type_hints
 from pytest_cka_memory.core.conditions import OF_OPERATORS, OF_SCRATCH
 from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figure_rows import AdditionalFigures, Figure
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import BatchFigures, ReserveFigures
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.units import MB
 
 _SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"

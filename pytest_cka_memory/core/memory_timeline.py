@@ -4,7 +4,7 @@ A moment is an event at which the picture knows every level exactly. If there ar
 the highest of every few is kept, and all of those around the peak. The places of a timeline are
 divided into bands: few enough to tell apart in a picture.
 
-The samples at batch boundaries, ``timeline`` of a record, are in :mod:`.growth`.
+The samples at batch boundaries, ``timeline`` of a record, are in :mod:`.retention`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from pytest_cka_memory.core.figure_rows import (
     AdditionalFigures,
     Figure,
 )
-from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import POOLS_ADVICE, DrawnSegment, ReservePart
+from pytest_cka_memory.core.retention import Holding, Sample, growth_bytes_per_batch
 
 UNEXPLAINED = (
     "to find the reason, call region.batch_done() while the reserve is high, on a device "
@@ -164,7 +163,7 @@ class BatchFigures(AdditionalFigures):
             advice=_SEE,
         ),
     ]:
-        """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""
+        """Growth per batch after one batch of warm-up; see :mod:`.retention`."""
         # Most regions have no batches, and this is read several times for each.
         return growth_bytes_per_batch(self.timeline) if self.timeline else None
 
@@ -209,7 +208,7 @@ class BatchFigures(AdditionalFigures):
             advice=OUTSIDE_ADVICE,
         ),
     ]:
-        """Growth outside torch's allocator; see :mod:`pytest_cka_memory.core.growth`."""
+        """Growth outside torch's allocator; see :mod:`.retention`."""
         if self.outside_start_bytes is None or not self.timeline:
             return None
         return growth_bytes_per_batch(self.timeline, level="outside_bytes")
@@ -234,7 +233,7 @@ class BatchFigures(AdditionalFigures):
             advice=POOLS_ADVICE,
         ),
     ]:
-        """Growth of private pools; see :mod:`pytest_cka_memory.core.growth`."""
+        """Growth of private pools; see :mod:`.retention`."""
         if self.pools_start_bytes is None or not self.timeline:
             return None
         return growth_bytes_per_batch(self.timeline, level="pools_bytes")

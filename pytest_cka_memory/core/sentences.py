@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import (
+from pytest_cka_memory.core.retention import (
+    Holding,
     garbage_growth_bytes_per_batch,
     growth_bytes_per_batch,
     highest_growth_bytes_per_batch,
     judged_growth,
 )
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import format_exact, format_with_unit
 
 _RAISED = {

@@ -14,8 +14,8 @@ from pytest_cka_memory.core.conditions import (
     fingerprint_of,
 )
 from pytest_cka_memory.core.figures import COMPARED, RegionRecord, rounded_figures
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import (
     Difference,
     Result,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.core.holdings import Link
-from pytest_cka_memory.holders import tensors
+from pytest_cka_memory.core.retention import Link
+from pytest_cka_memory.holders import Reference, tensors
 from pytest_cka_memory.holders.expressions import is_own_dict, shortened, text_of
 from pytest_cka_memory.holders.tensors import (
     class_name,
@@ -25,7 +25,6 @@ from pytest_cka_memory.holders.tensors import (
     label,
     module_name_of,
 )
-from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
 from pytest_cka_memory.meters import torch_keepers
 from pytest_cka_memory.meters.objects import is_node

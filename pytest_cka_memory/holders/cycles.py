@@ -8,14 +8,14 @@ from types import CellType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import shown
+from pytest_cka_memory.core.retention import Holding
+from pytest_cka_memory.holders import locals_of
 from pytest_cka_memory.holders.expressions import shortened, text_of
 from pytest_cka_memory.holders.groups import Entry, grouped, holding_of, site_key
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import TypeRules
 from pytest_cka_memory.holders.tensors import class_name, dtype_and_shape_of
-from pytest_cka_memory.holders.tree import locals_of
 from pytest_cka_memory.meters import torch_private
 
 _MOST_SEARCHED = 20_000

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pytest_cka_memory.holders import Reference, ReferencePath, locals_of
 from pytest_cka_memory.holders.tensors import class_name
-from pytest_cka_memory.holders.tree import Reference, ReferencePath, locals_of
 from pytest_cka_memory.meters.objects import mro
 
 _MAX_LENGTH = 240

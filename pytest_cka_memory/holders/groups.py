@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite, Context, Freed
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.sentences import (
     ACTIVATIONS,
     GRADIENTS,
@@ -29,11 +29,10 @@ from pytest_cka_memory.core.sentences import (
     TEMPORARIES,
     WORKSPACES,
 )
-from pytest_cka_memory.holders import tensors
+from pytest_cka_memory.holders import Reference, ReferenceTree, tensors
 from pytest_cka_memory.holders.expressions import is_own_dict, text_of, without_places
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType
-from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import grad_fn_of, gradient_of, is_node
 

@@ -19,8 +19,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import OWN_FOLDERS
+from pytest_cka_memory.core.retention import Holding
+from pytest_cka_memory.holders import (
+    Paths,
+    Reference,
+    ReferencePath,
+    frame_roots,
+    module_roots,
+)
 from pytest_cka_memory.holders.expressions import (
     is_own_dict,
     local_expression_of,
@@ -30,13 +37,6 @@ from pytest_cka_memory.holders.expressions import (
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
 from pytest_cka_memory.holders.tensors import dtype_and_shape_of, has_one_element, label
-from pytest_cka_memory.holders.tree import (
-    Paths,
-    Reference,
-    ReferencePath,
-    frame_roots,
-    module_roots,
-)
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 

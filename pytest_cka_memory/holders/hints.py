@@ -19,7 +19,7 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.places import OWN_FOLDERS, is_of_package
-from pytest_cka_memory.holders import owners, references
+from pytest_cka_memory.holders import Paths, Reference, ReferencePath, owners, references
 from pytest_cka_memory.holders.expressions import local_expression_of
 from pytest_cka_memory.holders.growing import container_before, shared_container
 from pytest_cka_memory.holders.tensors import (
@@ -29,7 +29,6 @@ from pytest_cka_memory.holders.tensors import (
     is_hooks,
     is_part_of_its_storage,
 )
-from pytest_cka_memory.holders.tree import Paths, Reference, ReferencePath
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 from pytest_cka_memory.units import counted

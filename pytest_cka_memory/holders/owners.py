@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.holders import chains, growing, references, tensors
+from pytest_cka_memory.holders import ReferencePath, chains, growing, references, tensors
 from pytest_cka_memory.holders.expressions import without_places
 from pytest_cka_memory.holders.tensors import class_name
-from pytest_cka_memory.holders.tree import ReferencePath
 from pytest_cka_memory.holders.unreached import Unreached
 from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.objects import is_node, mro

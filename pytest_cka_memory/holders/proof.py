@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from pytest_cka_memory.holders import Reference, ReferencePath, ReferenceTree, Root
 from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
-from pytest_cka_memory.holders.tree import Reference, ReferencePath, ReferenceTree, Root
 from pytest_cka_memory.meters.objects import storages_of
 
 Roots = Callable[[], tuple[list[Root], list[Root]]]

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from pytest_cka_memory.holders import Reference
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
 from pytest_cka_memory.holders.tensors import class_module
-from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.objects import (
     PLAIN_TENSORS,

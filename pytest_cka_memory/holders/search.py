@@ -18,7 +18,7 @@ from itertools import chain, compress, filterfalse
 from operator import not_
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pytest_cka_memory.holders.tree import (
+from pytest_cka_memory.holders import (
     Reference,
     ReferenceTree,
     Root,

@@ -16,34 +16,31 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, live_of
-from pytest_cka_memory.core.growth import middle
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import OWN_FOLDERS
+from pytest_cka_memory.core.retention import Holding, middle
 from pytest_cka_memory.holders import (
+    Paths,
+    Reference,
+    ReferenceTree,
+    Root,
     chains,
+    context_root,
     expressions,
+    frame_roots,
     growing,
     hints,
+    module_roots,
     owners,
     references,
+    signal_root,
     tensors,
+    traceback_roots,
 )
 from pytest_cka_memory.holders.groups import Patterns, holding_of, module_id_of, site_key
 from pytest_cka_memory.holders.proof import Proofs
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import search
 from pytest_cka_memory.holders.tensors import dtype_and_shape_of, is_pinned_tensor
-from pytest_cka_memory.holders.tree import (
-    Paths,
-    Reference,
-    ReferenceTree,
-    Root,
-    context_root,
-    frame_roots,
-    module_roots,
-    signal_root,
-    traceback_roots,
-)
 from pytest_cka_memory.holders.unreached import UnreachedTree, find_unreached
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import may_be_pinned

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.core.places import OWN_FOLDERS
+from pytest_cka_memory.holders import Reference, ReferenceTree
 from pytest_cka_memory.holders.search import LEAVES, ByType, RulesForType, Walk
-from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 

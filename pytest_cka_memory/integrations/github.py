@@ -65,10 +65,11 @@ class GitHubOutput:
         """
         if not (report.results or report.problems or self.step.asked_for):
             return ""
-        from pytest_cka_memory.reports import github  # after the tests, because it takes a while
+        # After the tests, because it takes a while.
+        from pytest_cka_memory.reports import markdown
 
         # On lines of their own, because pytest's line of progress may not have ended.
-        print("", *github.annotations(report, self.step.path_of), sep="\n", flush=True)
+        print("", *markdown.annotations(report, self.step.path_of), sep="\n", flush=True)
         return "" if self.step.summary is None else self._summarise(self.step.summary, report)
 
     def _summarise(self, path: Path, report: Report) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.errors import LimitError, MissingPackageError
+from pytest_cka_memory.laws import WHOLE
 from pytest_cka_memory.laws.fitting import Fitted
 from pytest_cka_memory.laws.polynomials import Point, number_text, term_text
-from pytest_cka_memory.laws.samples import WHOLE
 from pytest_cka_memory.units import MB, counted, format_exact, megabytes
 
 if TYPE_CHECKING:

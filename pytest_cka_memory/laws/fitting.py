@@ -3,7 +3,7 @@
 The peak of a run is the highest of the levels at its moments. The level at each moment is a
 polynomial of the sizes as long as the code runs the same operations. So a law is found for every
 moment, and the peak at any size is the highest of these polynomials: also where another moment
-takes over that was never the peak in a run. Growth from batch to batch is in `core/growth.py`.
+takes over that was never the peak in a run. Growth from batch to batch is in `core/retention.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,14 +12,7 @@ from itertools import product
 from math import gcd
 
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.laws.polynomials import (
-    Point,
-    Polynomial,
-    Solver,
-    exponents,
-    upper_envelope,
-)
-from pytest_cka_memory.laws.samples import (
+from pytest_cka_memory.laws import (
     WHOLE,
     Moment,
     Sample,
@@ -27,6 +20,13 @@ from pytest_cka_memory.laws.samples import (
     law_from_lines,
     moment_of_peak,
     simplest_law,
+)
+from pytest_cka_memory.laws.polynomials import (
+    Point,
+    Polynomial,
+    Solver,
+    exponents,
+    upper_envelope,
 )
 
 _DOUBLINGS = 16

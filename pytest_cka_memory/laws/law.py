@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.laws import WHOLE, Moment, Sample
 from pytest_cka_memory.laws.answers import (
     UNKNOWN,
     Largest,
@@ -23,7 +24,6 @@ from pytest_cka_memory.laws.answers import (
 )
 from pytest_cka_memory.laws.fitting import Fitted, Piece
 from pytest_cka_memory.laws.polynomials import Exponents, Point, Polynomial, Solver, exponents
-from pytest_cka_memory.laws.samples import WHOLE, Moment, Sample
 from pytest_cka_memory.units import MB, counted
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from emulated_cuda import cards
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
 from pytest_cka_memory.core.figure_rows import PROCESS
 from pytest_cka_memory.core.figures import FIGURES
-from pytest_cka_memory.core.growth import PROCESS_WARMUP
 from pytest_cka_memory.core.markers import MARKERS
+from pytest_cka_memory.core.retention import PROCESS_WARMUP
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.limits.figures import (

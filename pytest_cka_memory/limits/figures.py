@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from pytest_cka_memory.core.figure_rows import PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import (
+from pytest_cka_memory.core.retention import (
     IN_USE,
     MIN_JUDGED_BATCHES,
     MIN_JUDGED_SAMPLES,
+    Holding,
     ProcessUse,
     full_batches,
     growth_bytes_per_batch,
     steady_growth,
 )
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.sentences import (
     note_on_growth,
     note_on_older,

@@ -15,6 +15,7 @@ from pytest_cka_memory.core.figure_rows import MOMENTS
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError
+from pytest_cka_memory.laws import ReportedSample, Sample
 from pytest_cka_memory.laws.answers import Term
 from pytest_cka_memory.laws.fitting import Fitted, law_through
 from pytest_cka_memory.laws.law import Law
@@ -27,7 +28,6 @@ from pytest_cka_memory.laws.polynomials import (
     polynomial,
     term_text,
 )
-from pytest_cka_memory.laws.samples import ReportedSample, Sample
 
 _FIGURE = "peak_increase_bytes"
 _MORE = 2

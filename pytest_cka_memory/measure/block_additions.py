@@ -14,8 +14,8 @@ from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationSite
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.memory_timeline import Place, Recording, picture_of
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.holders import cycles, tensors
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import RegionRecord, shown_columns
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.units import MB, counted, format_with_unit, megabytes
 

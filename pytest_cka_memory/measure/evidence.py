@@ -13,8 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.growth import GROWTH_ON_HOST
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import GROWTH_ON_HOST, Holding
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.census import Beginning

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from emulated_cuda.cards import DEFAULT_CARD
 from pytest_cka_memory.core import places
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.laws import Sample
 from pytest_cka_memory.laws.answers import Largest
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
-from pytest_cka_memory.laws.samples import Sample
 from pytest_cka_memory.meters import device_names
 
 _MEASURES = "pytest_cka_memory.cli.named_functions"

@@ -9,11 +9,11 @@ from typing import Any
 from pytest_cka_memory.core.allocations import AllocationSite
 from pytest_cka_memory.core.memory_timeline import RecordedBlock
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.laws import OLDER, Block, Moment, RecordedSample, Sample, Site
 from pytest_cka_memory.laws.answers import Limited
 from pytest_cka_memory.laws.fitting import fit
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
-from pytest_cka_memory.laws.samples import OLDER, Block, Moment, RecordedSample, Sample, Site
 from pytest_cka_memory.limits.laws import to_dict
 from pytest_cka_memory.measure import law_processes
 from pytest_cka_memory.measure.additions import Addition

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
 from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
-from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import FigureNames
+from pytest_cka_memory.core.retention import Holding, Sample
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.boundaries import StepBoundaries
 from pytest_cka_memory.measure.evidence import (

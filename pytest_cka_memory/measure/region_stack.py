@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.retention import Sample
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.collector import not_counted
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import MOST_DESCRIBED, DrawnSegment, ReserveState
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters.base import Meter, Peaks

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, steady_growth
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding, ProcessSample, ProcessUse, steady_growth
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.process import ProcessReading, ProcessTree

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import ReserveState
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.meters.readings import (
     OLDEST,
     Cleaned,

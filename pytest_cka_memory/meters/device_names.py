@@ -41,7 +41,7 @@ def parse(name: str) -> Specification:
         DeviceError: if the card or a setting is not known.
     """
     from emulated_cuda.cards import CARDS, DEFAULT_CARD  # few sessions need a card
-    from emulated_cuda.loading.checks import MOST_DEVICES
+    from emulated_cuda.loading.library import MOST_DEVICES
 
     device, *settings = name.split(",")
     if device != EMULATED and not device.startswith(f"{EMULATED}:"):

@@ -113,7 +113,7 @@ class RepairSession:
     def _search(self, item: pytest.Item) -> dict[str, Any]:
         from pytest_cka_memory.meters.accelerator.emulated import computes_values, emulated_cards
         from pytest_cka_memory.plugin.device import meter_of
-        from pytest_cka_memory.repair.edits import patched
+        from pytest_cka_memory.repair import patched
         from pytest_cka_memory.repair.report import RepairReport
         from pytest_cka_memory.repair.search import Search
         from pytest_cka_memory.repair.trials import Figures

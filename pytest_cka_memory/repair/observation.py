@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_cka_memory.meters.torch_keepers import is_compiled
 from pytest_cka_memory.meters.torch_private import has_forward_hooks
-from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
+from pytest_cka_memory.repair import Site, calling_site, calls_directly
 from pytest_cka_memory.repair.proof import Loss, Mixing, is_training, loss_of, numbers_of_parts
 from pytest_cka_memory.repair.smaller import Sizes
 from pytest_cka_memory.repair.trials import calls_followed, class_of, replaced, tensors_in

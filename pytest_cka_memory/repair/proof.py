@@ -16,7 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from pytest_cka_memory.meters.torch_keepers import saved_by
-from pytest_cka_memory.repair.edits import Site, calling_site, calls_directly
+from pytest_cka_memory.repair import Site, calling_site, calls_directly
 from pytest_cka_memory.repair.trials import calls_followed, replaced, tensors_in
 
 MOST_ROUNDING = 1e-5

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_cka_memory.repair.edits import diff, in_one_text, without_helpers
+from pytest_cka_memory.repair import diff, in_one_text, without_helpers
 from pytest_cka_memory.repair.search import Repairs
 from pytest_cka_memory.repair.trials import Trial, keeps_numbers
 from pytest_cka_memory.units import MB, format_size, format_with_unit

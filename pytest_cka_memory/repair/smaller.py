@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from pytest_cka_memory.repair.edits import is_users
+from pytest_cka_memory.repair import is_users
 from pytest_cka_memory.repair.trials import replaced
 
 _BY_SIZE = (torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.full)

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 
 from pytest_cka_memory.meters.patching import Patch
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
-from pytest_cka_memory.repair.edits import Edit, lines_to_change
+from pytest_cka_memory.repair import Edit, lines_to_change
 
 EXACT = ""
 """The numbers stay the same, bit for bit."""

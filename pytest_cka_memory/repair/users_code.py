@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.repair.edits import function_of, is_users
+from pytest_cka_memory.repair import function_of, is_users
 from pytest_cka_memory.repair.trials import tensors_in
 
 _LEAST_BYTES = 2**10

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.reports import markdown
-from pytest_cka_memory.reports.escapes import code, sentence
-from pytest_cka_memory.reports.html import template
+from pytest_cka_memory.reports import code, html, markdown, sentence
 from pytest_cka_memory.units import format_size, format_with_unit
 
 FITS, OUT_OF_MEMORY, FAILED, SKIPPED = "fits", "out of memory", "failed", "skipped"
@@ -179,23 +177,23 @@ def as_html(uses: Sequence[CardUse]) -> str:
     columns = {title.capitalize(): kind for title, kind in zip(titles, kinds, strict=True)}
     rows = (
         (
-            f"<code>{template.text(use.test)}</code>",
-            template.text(use.card),
+            f"<code>{html.text(use.test)}</code>",
+            html.text(use.card),
             f"{_html_result(use)}{_bar(use)}",
             *_figures(use, titles),
         )
         for use in ordered
     )
-    legend = f"<p class='legend'>{template.text(_legend(titles))} {_LEGEND_OF_BAR}</p>"
-    main = [template.table(columns, rows), *_html_errors(_failed(ordered)), legend]
-    return template.plain_page("Memory on emulated cards", verdict(uses), "\n".join(main))
+    legend = f"<p class='legend'>{html.text(_legend(titles))} {_LEGEND_OF_BAR}</p>"
+    main = [html.table(columns, rows), *_html_errors(_failed(ordered)), legend]
+    return html.plain_page("Memory on emulated cards", verdict(uses), "\n".join(main))
 
 
 def _html_result(use: CardUse) -> str:
     if use.result == OUT_OF_MEMORY:
         return f"<span class='verdict breach'>does not fit</span> {_missing(use)}"
     style = {FITS: "ok", SKIPPED: "no-limit"}.get(use.result, "breach")
-    condition = f" {template.text(use.condition)}" if use.condition else ""
+    condition = f" {html.text(use.condition)}" if use.condition else ""
     return f"<span class='verdict {style}'>{use.result}</span>{condition}"
 
 
@@ -216,7 +214,7 @@ def _html_errors(failed: Sequence[CardUse]) -> Iterator[str]:
         return
     yield "<h2>Tests that failed or were skipped</h2><ul>"
     for use in failed:
-        card, test, message = map(template.text, (use.card, use.test, use.message))
+        card, test, message = map(html.text, (use.card, use.test, use.message))
         yield f"<li>{card}, <code>{test}</code>: {message}</li>"
     yield "</ul>"
 

@@ -17,10 +17,16 @@ from pytest_cka_memory.core.two_reports import (
     PeakDifference,
     RegionKey,
 )
-from pytest_cka_memory.reports import markdown, summary
-from pytest_cka_memory.reports.escapes import code, one_line, sentence
-from pytest_cka_memory.reports.html import template
-from pytest_cka_memory.reports.layout import fitted, laid_out
+from pytest_cka_memory.reports import (
+    code,
+    fitted,
+    html,
+    laid_out,
+    markdown,
+    one_line,
+    sentence,
+    summary,
+)
 from pytest_cka_memory.reports.tables import share_of_change
 from pytest_cka_memory.units import counted, format_size, format_with_unit
 
@@ -132,17 +138,17 @@ def as_html(comparison: Comparison, peaks: Sequence[PeakDifference], unknown: in
     more = len(comparison.changes) - _MOST_PAGE_ROWS
     note = f"and {more:,} more" if more > 0 else ""
     changes = _one_of_each_test(comparison.changes, _MOST_PAGE_ROWS)
-    figures = template.table(
+    figures = html.table(
         _FIGURES, map(_figure_row, changes), note if changes else "No figure has changed."
     )
-    listed = "".join(f"<li>{template.text(remark)}</li>" for remark in remarks(comparison))
+    listed = "".join(f"<li>{html.text(remark)}</li>" for remark in remarks(comparison))
     main = [
         "<h2>What is new at the peak</h2>",
         *map(_peak_table, peaks),
         _NOT_KNOWN.format(unknown, counted(comparison.compared, "region")) if unknown else "",
         f"<h2>Figures that changed</h2>{figures}<ul>{listed}</ul>{_LEGEND}",
     ]
-    return template.plain_page("Memory compared", verdict(comparison), "\n".join(main))
+    return html.plain_page("Memory compared", verdict(comparison), "\n".join(main))
 
 
 _SIZES = {"Old": "", "New": "", "Change": ""}
@@ -162,28 +168,28 @@ _LEGEND = (
 def _figure_row(change: Change) -> Sequence[str]:
     row = cells(change)
     style = {"REGRESSION": "breach", "less": "ok"}.get(row.verdict, "no-limit")
-    name, figure = template.text(change.key.name), template.text(row.figure)
+    name, figure = html.text(change.key.name), html.text(row.figure)
     mark = f"<span class='verdict {style}'>{row.verdict}</span>"
     return (f"<code>{name}</code>", figure, row.old, row.new, row.change, mark)
 
 
 def _peak_table(peak: PeakDifference) -> str:
     old, new = format_with_unit(peak.old_bytes), format_with_unit(peak.new_bytes)
-    head = f"<h3><code>{template.text(peak.key.name)}</code></h3><p>peak {old}, now {new}</p>"
+    head = f"<h3><code>{html.text(peak.key.name)}</code></h3><p>peak {old}, now {new}</p>"
     rows = map(_peak_row, peak.changes[:_MOST_PAGE_ROWS])
-    return f"{head}\n{template.table(_AT_PEAK, rows)}"
+    return f"{head}\n{html.table(_AT_PEAK, rows)}"
 
 
 def _peak_row(change: PeakChange) -> Sequence[str]:
     origin = change.origin
-    source = f"<br><code>{template.text(origin.code)}</code>" if origin.code else ""
-    module = f"<br>in <code>{template.text(origin.module)}</code>" if origin.module else ""
+    source = f"<br><code>{html.text(origin.code)}</code>" if origin.code else ""
+    module = f"<br>in <code>{html.text(origin.module)}</code>" if origin.module else ""
     sign, style = ("+", "breach") if change.rise_bytes > 0 else ("-", "ok")
     word = "new" if not change.old_bytes else "gone" if not change.new_bytes else ""
     mark = f" <span class='verdict {style}'>{word}</span>" if word else ""
     return (
-        f"<code>{template.text(change.line)}</code>{source}{module}",
-        template.text(origin.kind or "-"),
+        f"<code>{html.text(change.line)}</code>{source}{module}",
+        html.text(origin.kind or "-"),
         format_size(change.old_bytes),
         format_size(change.new_bytes),
         f"{sign}{format_size(abs(change.rise_bytes))}{mark}",

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.report import is_scope
 from pytest_cka_memory.core.reserve import (
@@ -19,9 +18,10 @@ from pytest_cka_memory.core.reserve import (
     reserve_lines,
     total_of,
 )
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.meters.device_names import is_emulated
-from pytest_cka_memory.reports.layout import wrapped
+from pytest_cka_memory.reports import wrapped
 from pytest_cka_memory.units import MB, counted, format_with_unit
 
 _MOST_KEEPERS = 3

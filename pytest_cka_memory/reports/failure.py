@@ -11,13 +11,11 @@ from typing import Any
 from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figure_rows import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import is_scope
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.limits import figures
-from pytest_cka_memory.reports import excess
-from pytest_cka_memory.reports.escapes import shorten
-from pytest_cka_memory.reports.layout import kinds_lines, wrapped
+from pytest_cka_memory.reports import excess, kinds_lines, shorten, wrapped
 from pytest_cka_memory.reports.tables import provenance_of, sparkline
 from pytest_cka_memory.units import MB, counted, format_exact, format_with_unit
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from pytest_cka_memory.core import sentences
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.reserve import reserve_advice
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
 from pytest_cka_memory.reports.failure import (
     explanation,

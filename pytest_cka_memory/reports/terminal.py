@@ -9,9 +9,7 @@ from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COMPARED, FIGURES
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
-from pytest_cka_memory.reports import summary
-from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.layout import fitted, kinds_lines, laid_out, wrapped
+from pytest_cka_memory.reports import fitted, kinds_lines, laid_out, one_line, summary, wrapped
 from pytest_cka_memory.reports.tables import RowChoice, cells, chosen, known_columns, legend_of
 from pytest_cka_memory.units import counted, format_with_unit
 

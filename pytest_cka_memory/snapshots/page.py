@@ -7,13 +7,10 @@ from typing import Any
 
 from pytest_cka_memory.core.memory_timeline import Place, Recording, moments_of, picture_of
 from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
-from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.html import template
-from pytest_cka_memory.snapshots import lines, settings
-from pytest_cka_memory.snapshots.analysis import Analysis, kinds
-from pytest_cka_memory.snapshots.lines import Line
-from pytest_cka_memory.snapshots.reading import INACTIVE, Segment
-from pytest_cka_memory.snapshots.snapshot_text import Read
+from pytest_cka_memory.reports import html, one_line
+from pytest_cka_memory.snapshots.analysis import Analysis, Line, kinds
+from pytest_cka_memory.snapshots.reading import INACTIVE, Segment, recorded_settings
+from pytest_cka_memory.snapshots.snapshot_text import Read, explained_reserve, kept_by_line
 from pytest_cka_memory.units import MB, counted, format_exact
 
 _BEFORE = ("before the region", "before the recording")
@@ -33,29 +30,29 @@ def render(read: Read) -> str:
     if analysis is None:
         parts = dict.fromkeys(("NOTICES", "NAVIGATION", "REFUSALS", "KINDS", "ROWS"), "")
         parts |= dict.fromkeys(("TIMELINE", "RESERVE", "SEGMENTS", "FACTS", "STYLE", "SIZES"), "")
-        parts |= {"TITLE": template.text(read.name), "VERDICT": "nothing was recorded"}
-        return template.fill("snapshot.html", parts)
+        parts |= {"TITLE": html.text(read.name), "VERDICT": "nothing was recorded"}
+        return html.fill("snapshot.html", parts)
     timeline = _timeline(read)
     facts = (
-        f"<dt>{template.text(name)}</dt><dd>{template.text(fact)}</dd>"
+        f"<dt>{html.text(name)}</dt><dd>{html.text(fact)}</dd>"
         for name, fact in _facts(read, analysis)
     )
-    return template.fill(
+    return html.fill(
         "snapshot.html",
         {
-            "TITLE": template.text(f"{read.name}, cuda:{analysis.device.index}"),
-            "VERDICT": template.text(_verdict(analysis)),
+            "TITLE": html.text(f"{read.name}, cuda:{analysis.device.index}"),
+            "VERDICT": html.text(_verdict(analysis)),
             "NOTICES": "\n".join(_notices(read, analysis)),
             "NAVIGATION": '<a href="#over-time">Memory over time</a> ' if timeline else "",
             "REFUSALS": "\n".join(_refusals(read, analysis)),
-            "KINDS": template.text(_kinds(read, analysis)),
+            "KINDS": html.text(_kinds(read, analysis)),
             "ROWS": "\n".join(_rows(read, analysis)),
             "TIMELINE": timeline,
             "RESERVE": "\n".join(_reserve(read, analysis)),
             "SEGMENTS": "\n".join(_segments(analysis.device.segments)),
             "FACTS": "\n".join(facts),
-            "STYLE": "".join(map(template.text_of, ("page.css", "timeline.css"))),
-            "SIZES": template.text_of("sizes.js"),
+            "STYLE": "".join(map(html.text_of, ("page.css", "timeline.css"))),
+            "SIZES": html.text_of("sizes.js"),
         },
     )
 
@@ -72,7 +69,7 @@ def _notices(read: Read, analysis: Analysis) -> Iterator[str]:
         names = ", ".join(f"cuda:{device.device.index}" for device in others[:_MOST_DEVICES])
         yield (
             "<p class='notice'>This page shows the device with the most memory in use. Choose "
-            f"{template.text(names)} below, in the drawing of memory over time.</p>"
+            f"{html.text(names)} below, in the drawing of memory over time.</p>"
         )
     if analysis.device.is_of_refusal:
         yield (
@@ -85,7 +82,7 @@ def _notices(read: Read, analysis: Analysis) -> Iterator[str]:
 
 def _refusals(read: Read, analysis: Analysis) -> Iterator[str]:
     for refusal in analysis.refusals[-_MOST_REFUSALS:]:
-        line = template.text(read.lines.text(refusal.site)[0])
+        line = html.text(read.lines.text(refusal.site)[0])
         moment = refusal.moment
         yield (
             f"<p class='notice breach'>Out of memory at event {moment.event:,}: "
@@ -118,7 +115,7 @@ def _rows(read: Read, analysis: Analysis) -> Iterator[str]:
 
 
 def _row(row: Line, at_end: int) -> str:
-    callers = "".join(f"<code>{template.text(text)}</code><br>" for text in row.callers)
+    callers = "".join(f"<code>{html.text(text)}</code><br>" for text in row.callers)
     more = f"<details><summary>called from</summary>{callers}</details>" if callers else ""
     cells = (
         (f"{row.bytes / MB:,.1f}", "MB"),
@@ -127,8 +124,8 @@ def _row(row: Line, at_end: int) -> str:
     )
     figures = "".join(f"<td data-label='{label}'>{text}</td>" for text, label in cells)
     return (
-        f"<tr>{figures}<td class='word' data-label='Kind'>{template.text(row.kind)}</td>"
-        f"<td class='word name'><code>{template.text(row.line)}</code>{more}</td></tr>"
+        f"<tr>{figures}<td class='word' data-label='Kind'>{html.text(row.kind)}</td>"
+        f"<td class='word name'><code>{html.text(row.line)}</code>{more}</td></tr>"
     )
 
 
@@ -141,10 +138,10 @@ def _timeline(read: Read) -> str:
         "CHOICE": "Device",
         "WHAT": "recording",
         "MORE": "",
-        "DATA": template.embedded(pictures),
-        "SCRIPT": template.text_of("timeline.js").replace(*_BEFORE),
+        "DATA": html.embedded(pictures),
+        "SCRIPT": html.text_of("timeline.js").replace(*_BEFORE),
     }
-    return template.fill("timeline.html", parts)
+    return html.fill("timeline.html", parts)
 
 
 def _picture(read: Read, analysis: Analysis) -> dict[str, Any]:
@@ -190,18 +187,18 @@ def _reserve(read: Read, analysis: Analysis) -> Iterator[str]:
     if not analysis.device.segments:
         yield "<p>Nothing was reserved.</p>"
         return
-    state = lines.explained_reserve(read.snapshot, analysis.device)
+    state = explained_reserve(read.snapshot, analysis.device)
     for line in reserve_lines(state.parts):
-        yield f"<p>{template.text(line)}</p>"
-    for row in lines.kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
+        yield f"<p>{html.text(line)}</p>"
+    for row in kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
         yield (
-            f"<p class='cause'>blocks of <code>{template.text(row.line)}</code> keep the "
+            f"<p class='cause'>blocks of <code>{html.text(row.line)}</code> keep the "
             f"allocator from releasing {row.bytes / MB:,.1f} MB in "
             f"{counted(row.segments, 'segment')}</p>"
         )
     advice = reserve_advice(state.parts, has_limit=False)
     if advice:
-        yield f"<p class='hint'>What to do: {template.text(advice)}</p>"
+        yield f"<p class='hint'>What to do: {html.text(advice)}</p>"
 
 
 def _segments(segments: Sequence[Segment]) -> Iterator[str]:
@@ -253,7 +250,7 @@ def _facts(read: Read, analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield "events", f"{len(analysis.device):,}, of which {analysis.allocations:,} allocations"
     if analysis.seconds is not None:
         yield "time", f"{analysis.seconds:,.2f} s"
-    yield "settings", one_line(settings.recorded(read.snapshot.settings) or "torch's defaults")
+    yield "settings", one_line(recorded_settings(read.snapshot.settings) or "torch's defaults")
     yield "in use when it began", format_exact(analysis.beginning.used_bytes)
     yield "reserved when it began", format_exact(analysis.beginning.reserved_bytes)
     yield "in use at the end", format_exact(analysis.end.used_bytes)

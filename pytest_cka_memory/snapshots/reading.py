@@ -1,11 +1,15 @@
-"""Reads what ``torch.cuda.memory._dump_snapshot`` wrote, on any card, without trusting the file."""
+"""Reads what ``torch.cuda.memory._dump_snapshot`` wrote, on any card, without trusting the file.
+
+With it, the settings of torch's allocator: as a snapshot has them, as ``PYTORCH_ALLOC_CONF`` does,
+and how they round what is asked for.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +17,7 @@ from typing import Any, NamedTuple
 from emulated_cuda.packing import unpacked
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.snapshots import unpickling
-from pytest_cka_memory.units import format_with_unit
+from pytest_cka_memory.units import MB, format_with_unit
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE = range(5)
 SEGMENT_MAP, SEGMENT_UNMAP, OUT_OF_MEMORY, SNAPSHOT = range(5, len(unpickling.ACTIONS))
@@ -271,3 +275,97 @@ def _number_of(name: Any, names: list[Any]) -> int:
     if name not in names:
         names.append(name)
     return names.index(name)
+
+
+ALTERNATIVES = (
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:4",
+    "max_split_size_mb:128,expandable_segments:True",
+)
+"""What is tried if nothing is named."""
+
+
+def recorded_settings(settings: Mapping[str, Any]) -> str:
+    """Return the text of ``PYTORCH_ALLOC_CONF`` that has the settings of a snapshot.
+
+    Settings of pinned memory and of the time at which locks are held change no figure here.
+
+    Args:
+        settings: ``allocator_settings`` of a snapshot.
+
+    Example:
+        >>> recorded_settings({"expandable_segments": True, "max_split_size": -1})
+        'expandable_segments:True'
+    """
+    parts = []
+    if settings.get("expandable_segments") is True:
+        parts.append("expandable_segments:True")
+    split = settings.get("max_split_size", -1)
+    if _is_number(split) and 0 < split < 2**40:
+        parts.append(f"max_split_size_mb:{int(split) // MB}")
+    rounding = settings.get("max_non_split_rounding_size", settings.get("max_round_threshold", -1))
+    if _is_number(rounding) and 0 < rounding < 2**40:
+        parts.append(f"max_non_split_rounding_mb:{int(rounding) // MB}")
+    threshold = settings.get("garbage_collection_threshold", 0)
+    if _is_number(threshold) and 0 < threshold < 1:
+        parts.append(f"garbage_collection_threshold:{threshold:g}")
+    divisions = settings.get("roundup_power2_divisions")
+    if isinstance(divisions, dict) and any(divisions.values()):
+        parts.append(f"roundup_power2_divisions:{_divisions(divisions)}")
+    return ",".join(parts)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _divisions(table: Mapping[str, Any]) -> str:
+    """Return the table of roundings: one number, or a list of sizes in MB."""
+    known = {int(size): int(number) for size, number in table.items() if size.isdigit()}
+    values = set(known.values())
+    if len(values) == 1:
+        return str(values.pop())
+    # 0 stands for no rounding, which is written as 1.
+    pairs = [f"{size}:{max(1, known[size])}" for size in sorted(known)]
+    return f"[{','.join(pairs)}]"
+
+
+_LEAST_BLOCK_BYTES = 512
+
+
+def rounding(settings: Mapping[str, Any]) -> Callable[[int], int]:
+    """Return the function that turns a request into the bytes of its block.
+
+    Args:
+        settings: ``allocator_settings`` of a snapshot.
+
+    Example:
+        >>> rounding({})(1000)
+        1024
+    """
+    divisions = settings.get("roundup_power2_divisions")
+    table = divisions if isinstance(divisions, dict) else {}
+    by_exponent: dict[int, int] = {
+        int(size).bit_length() - 1: int(number)
+        for size, number in table.items()
+        if size.isdigit() and number > 1
+    }
+    if not by_exponent:
+        return _rounded
+    most = max(by_exponent)
+
+    def rounded(size: int) -> int:
+        exponent = max(0, (size // MB).bit_length() - 1)
+        number = by_exponent.get(min(exponent, most), 0)
+        if number < 2 or size <= _LEAST_BLOCK_BYTES * number:
+            return _rounded(size)
+        step = max(1, (1 << (size.bit_length() - 1)) // number)
+        return -(-size // step) * step
+
+    return rounded
+
+
+def _rounded(size: int) -> int:
+    return max(_LEAST_BLOCK_BYTES, -(-size // _LEAST_BLOCK_BYTES) * _LEAST_BLOCK_BYTES)

@@ -8,10 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from emulated_cuda.torch_versions import allocator_variable
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.snapshots import unpickling
-from pytest_cka_memory.snapshots.analysis import Analysis
-from pytest_cka_memory.snapshots.lines import Lines
+from pytest_cka_memory.snapshots.analysis import Analysis, Lines
 from pytest_cka_memory.snapshots.replays import Exactness
 from pytest_cka_memory.snapshots.snapshot_text import RECORD
 from pytest_cka_memory.snapshots.trials import Trial, Trials

@@ -1,17 +1,30 @@
-"""The analysis of a recording as a screenful of text, and as builtin types."""
+"""The analysis of a recording as text and builtin types; which lines keep free memory reserved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
-from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.snapshots import lines, settings
-from pytest_cka_memory.snapshots.analysis import Analysis, Moment, Refusal, analysed, kinds
-from pytest_cka_memory.snapshots.lines import BEFORE, Line, Lines
-from pytest_cka_memory.snapshots.reading import Snapshot
+from pytest_cka_memory.core.reserve import (
+    ReserveState,
+    explain_reserve,
+    reserve_advice,
+    reserve_lines,
+)
+from pytest_cka_memory.reports import one_line
+from pytest_cka_memory.snapshots import unpickling
+from pytest_cka_memory.snapshots.analysis import (
+    BEFORE,
+    Analysis,
+    Line,
+    Lines,
+    Moment,
+    Refusal,
+    analysed,
+    kinds,
+)
+from pytest_cka_memory.snapshots.reading import Device, Snapshot, recorded_settings
 from pytest_cka_memory.units import MB, counted
 
 _MOST_LINES = 8
@@ -78,7 +91,7 @@ def _device(read: Read, analysis: Analysis) -> Iterator[str]:
         yield from _at_refusal(read, analysis)
         return
     time = "" if analysis.seconds is None else f" over {analysis.seconds:,.1f} s"
-    known = settings.recorded(read.snapshot.settings) or "torch's default settings"
+    known = recorded_settings(read.snapshot.settings) or "torch's default settings"
     yield (
         f"{read.name}, cuda:{device.index}: {counted(len(device), 'event')}{time}, "
         f"{counted(analysis.allocations, 'allocation')}, {known}"
@@ -156,10 +169,10 @@ def _reserve(read: Read, analysis: Analysis, when: str = "at the end") -> Iterat
     used = [refusal.moment.used_bytes for refusal in analysis.refusals]
     if not analysis.device.segments or (used and analysis.end.used_bytes < max(used) / 2):
         return
-    state = lines.explained_reserve(read.snapshot, analysis.device)
+    state = explained_reserve(read.snapshot, analysis.device)
     yield f"the reserve {when}:"
     yield from (f"  {line}" for line in reserve_lines(state.parts))
-    kept = lines.kept_by_line(analysis.device, state, read.lines)
+    kept = kept_by_line(analysis.device, state, read.lines)
     least = _LEAST_KEPT * analysis.end.reserved_bytes
     for row in [row for row in kept if row.bytes >= least][:_FEWER_LINES]:
         yield (
@@ -337,3 +350,71 @@ def _moment_data(read: Read, analysis: Analysis, moment: Moment) -> dict[str, An
 
 def _mb(size: int) -> str:
     return f"{size / MB:,.1f} MB"
+
+
+class Kept(NamedTuple):
+    """What the blocks of one line keep from being released."""
+
+    line: str
+    bytes: int
+    """Free parts of segments, or pages of expandable ones, that have a block of the line."""
+    segments: int
+    """How many of these."""
+
+
+def explained_reserve(snapshot: Snapshot, device: Device) -> ReserveState:
+    """Return what the reserve of a device consists of at the end of a recording.
+
+    Args:
+        snapshot: the file.
+        device: one of its devices.
+    """
+    names = {name: number for number, name in enumerate(device.pool_names)}
+    return explain_reserve(
+        _segments(device),
+        snapshot.settings,
+        pool_name=lambda pool: f"private pool {names[pool[0], pool[1]]}",
+    )
+
+
+def _segments(device: Device) -> Iterator[Mapping[str, Any]]:
+    """Yield the segments with the names that torch gives their parts."""
+    for segment in device.segments:
+        yield {
+            "address": segment.address,
+            "total_size": segment.bytes,
+            "stream": device.stream_names[segment.stream],
+            "segment_pool_id": device.pool_names[segment.pool],
+            "segment_type": "small" if segment.is_small else "large",
+            "is_expandable": segment.is_expandable,
+            "blocks": [
+                {
+                    "address": block.address,
+                    "size": block.bytes,
+                    "requested_size": block.requested_bytes,
+                    "state": unpickling.STATES[block.state],
+                }
+                for block in segment.blocks
+            ],
+        }
+
+
+def kept_by_line(device: Device, state: ReserveState, lines: Lines) -> list[Kept]:
+    """Return which lines' blocks keep free memory from being released, the most first.
+
+    A free part beside blocks of several lines counts for each of them.
+
+    Args:
+        device: the recording.
+        state: its reserve.
+        lines: writes the sites of the file.
+    """
+    sites = {block.address: block.site for segment in device.segments for block in segment.blocks}
+    kept: dict[str, list[int]] = {}
+    for part in state.partly_used:
+        for line in {lines.text(sites.get(address, 0))[0] for address in part.blocks}:
+            entry = kept.setdefault(line, [0, 0])
+            entry[0] += part.free_bytes
+            entry[1] += 1
+    rows = (Kept(line, *entry) for line, entry in kept.items())
+    return sorted(rows, key=lambda row: (-row.bytes, row.line))

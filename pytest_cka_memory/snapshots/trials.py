@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 
 from emulated_cuda.cards import CONTEXT_BYTES
 from pytest_cka_memory.snapshots import replays
-from pytest_cka_memory.snapshots import settings as allocator_settings
-from pytest_cka_memory.snapshots.reading import OUT_OF_MEMORY, Device, Snapshot
+from pytest_cka_memory.snapshots.reading import (
+    ALTERNATIVES,
+    OUT_OF_MEMORY,
+    Device,
+    Snapshot,
+    recorded_settings,
+)
 from pytest_cka_memory.snapshots.replays import Exactness, Refused, Replayed, Run
 from pytest_cka_memory.snapshots.request_list import Requests, recorded_reserve, requests_of
 
@@ -99,7 +104,7 @@ def _preference(trial: Trial) -> tuple[bool, bool, int, int, bool]:
 def tried(
     snapshot: Snapshot,
     device: Device,
-    settings: Sequence[str] = allocator_settings.ALTERNATIVES,
+    settings: Sequence[str] = ALTERNATIVES,
     usable_bytes: int | None = None,
 ) -> Trials:
     """Replay a recording under its own settings and others.
@@ -115,7 +120,7 @@ def tried(
         ReportError: if no card can be emulated here.
     """
     request_list = requests_of(snapshot, device)
-    own = allocator_settings.recorded(snapshot.settings)
+    own = recorded_settings(snapshot.settings)
     texts = list(dict.fromkeys([own, *settings]))
     # Under other settings the card would have been asked for other memory, in another order.
     runs_of_texts = [Run(text, positioned=text == own) for text in texts]

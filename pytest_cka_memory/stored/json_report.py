@@ -19,11 +19,10 @@ from pytest_cka_memory.core.decoder import (
 )
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import DERIVED, MEASURED, RegionRecord
-from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, Sample
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.reserve import ReservePart
+from pytest_cka_memory.core.retention import Holding, ProcessSample, ProcessUse, Sample
 from pytest_cka_memory.core.verdicts import Breach, Result, Unjudged
 from pytest_cka_memory.errors import ReportError
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from pytest_cka_memory.core.conditions import FACTS, USUAL, Conditions
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.verdicts import Tolerance
-from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.layout import laid_out
+from pytest_cka_memory.reports import laid_out, one_line
 from pytest_cka_memory.reports.tables import share_of_change, sparkline
 from pytest_cka_memory.stored.history import HistoryDevice, HistorySession
 from pytest_cka_memory.units import counted, format_with_unit

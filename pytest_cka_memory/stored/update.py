@@ -10,9 +10,7 @@ from pytest_cka_memory.core.conditions import machines_of
 from pytest_cka_memory.core.figures import COMPARED, rounded_figures
 from pytest_cka_memory.core.report import Report, file_of, is_fixture
 from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.reports import files
-from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.layout import laid_out
+from pytest_cka_memory.reports import files, laid_out, one_line
 from pytest_cka_memory.stored import BaselinePlan, baselines
 from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures, Value, law_figure
 from pytest_cka_memory.units import counted, format_with_unit

@@ -8,7 +8,7 @@ import forked_processes
 import pytest
 from torch import nn
 
-from cka.functional import arithmetic as precision
+from cka import functional as precision
 
 VECTOR_FLOATS = {"avx2": 8, "avx512": 16}
 

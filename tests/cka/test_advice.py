@@ -10,7 +10,7 @@ from cka_nets import batches_of
 from torch import nn
 
 from cka import CKA, CKAWarning, compare_many
-from cka.running.estimators import SmallerParts
+from cka.running import SmallerParts
 
 
 class Clock:

@@ -18,8 +18,8 @@ from cka import (
     LayerError,
     SettingError,
     cka_from_features,
+    functional,
 )
-from cka.functional import arithmetic
 from cka.running.exact import available_bytes
 from pytest_cka_memory import MemoryProbe
 
@@ -95,7 +95,7 @@ def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
     with probe.measure() as region:
         CKA(model, memory_limit_bytes=needed_bytes, **settings).compare(batches, progress=False)
     # The bytes include the working space of the compiled kernel; operators of torch need less.
-    compiled = arithmetic._vector_floats() > 0
+    compiled = functional._vector_floats() > 0
     at_least = needed_bytes / (2 if compiled else 3)
     assert at_least < region.peak_increase_bytes <= needed_bytes
 

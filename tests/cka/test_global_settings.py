@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cka import CKA, CKAResult, cka_from_features
-from cka.functional.arithmetic import full_precision
+from cka.functional import full_precision
 
 CPU = torch.device("cpu")
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)

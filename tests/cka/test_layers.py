@@ -10,7 +10,7 @@ from cka_nets import Residual, batches_of, mlp
 from torch import nn
 
 from cka import CKA, LayerError
-from cka.capture.layers import Call, select
+from cka.capture import Call, select
 
 
 class TwoBlocks(nn.Module):

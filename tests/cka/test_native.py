@@ -10,13 +10,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
-from cka.functional import arithmetic
+from cka import functional
 from cka.functional.kernels import linear_gram
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.skipif(
-    arithmetic._vector_floats() == 0,
+    functional._vector_floats() == 0,
     reason="cka.functional._gram: not compiled, or not supported by this processor",
 )
 
@@ -50,7 +50,7 @@ def assert_right(gram, rows, tolerance=5e-7):
 def test_every_row_and_column_is_multiplied(samples, columns):
     """Every row and column is multiplied, for sizes around those of vectors, tiles and blocks."""
     rows = torch.randn(samples, columns) + 1
-    assert_right(arithmetic.gram(rows, 8), rows)
+    assert_right(functional.gram(rows, 8), rows)
 
 
 @pytest.mark.usefixtures("vectors")
@@ -58,7 +58,7 @@ def test_result_is_correct_with_any_number_of_threads(threads):
     """The result is right with any number of threads, also if some of them have no work."""
     for columns in (100, 600, 5000):
         rows = torch.rand(40, columns)
-        assert_right(arithmetic.gram(rows, 8), rows)
+        assert_right(functional.gram(rows, 8), rows)
 
 
 @pytest.mark.usefixtures("vectors")
@@ -66,13 +66,13 @@ def test_rows_of_a_larger_tensor_are_read_with_their_stride():
     """Rows that are columns of a wider tensor, or every other row, are read with their stride."""
     whole = torch.randn(60, 3000)
     for rows in (whole[:, 100:2000], whole[::2, 1:]):
-        assert_right(arithmetic.gram(rows, 8), rows)
+        assert_right(functional.gram(rows, 8), rows)
 
 
 @pytest.mark.usefixtures("vectors")
 def test_equal_rows_have_equal_entries():
     """Equal rows have entries equal to the bit, so that constant outputs can be recognised."""
-    gram = arithmetic.gram(torch.randn(1, 3000).expand(21, -1), 8)
+    gram = functional.gram(torch.randn(1, 3000).expand(21, -1), 8)
     assert gram.max() == gram.min()
 
 
@@ -81,14 +81,14 @@ def test_features_and_memory_around_them_are_not_changed():
     """The kernel changes neither the features nor the rest of the tensor that they are part of."""
     whole = torch.randn(70, 2000)
     before = whole.clone()
-    arithmetic.gram(whole[3:67, 5:1900], 8)
+    functional.gram(whole[3:67, 5:1900], 8)
     assert torch.equal(whole, before)
 
 
 def test_features_without_columns_or_samples_are_accepted():
     """Features without columns give zeros, and features without samples give no entries."""
-    assert torch.equal(arithmetic.gram(torch.empty(5, 0), 8), torch.zeros(5, 5))
-    assert arithmetic.gram(torch.empty(0, 5), 8).shape == (0, 0)
+    assert torch.equal(functional.gram(torch.empty(5, 0), 8), torch.zeros(5, 5))
+    assert functional.gram(torch.empty(0, 5), 8).shape == (0, 0)
 
 
 @pytest.mark.parametrize(("samples", "columns"), [(64, 50_000), (400, 1000), (9, 40)])
@@ -105,7 +105,7 @@ def test_neither_result_nor_working_space_depends_on_the_number_of_threads(sampl
         for number in (1, 2, 8):
             torch.set_num_threads(number)
             with probe.measure() as region:
-                grams.append(arithmetic.gram(rows, 8))
+                grams.append(functional.gram(rows, 8))
             peaks.add(region.peak_increase_bytes)
     finally:
         torch.set_num_threads(before)
@@ -122,7 +122,7 @@ def test_python_threads_can_use_the_kernel_at_the_same_time():
 
     def run(index):
         for _ in range(5):
-            found[index] = arithmetic.gram(features[index], 8)
+            found[index] = functional.gram(features[index], 8)
 
     running = [threading.Thread(target=run, args=(index,)) for index in range(4)]
     for thread in running:
@@ -146,7 +146,7 @@ def test_python_threads_can_use_the_kernel_at_the_same_time():
 )
 def test_torch_is_used_if_rows_are_not_plain_float32_in_memory(rows):
     """If rows are not plain float32 in memory, torch multiplies them, correctly."""
-    assert arithmetic.gram(rows, 8) is None
+    assert functional.gram(rows, 8) is None
     gram = linear_gram(rows).detach()
     assert (gram.double() - shifted_gram(rows.detach())).abs().max() < 0.05 * gram.abs().max()
 
@@ -154,7 +154,7 @@ def test_torch_is_used_if_rows_are_not_plain_float32_in_memory(rows):
 def test_torch_is_used_for_rows_with_the_negative_bit():
     """Rows with the negative bit have the opposite sign in memory, so torch multiplies them."""
     rows = torch._neg_view(torch.randn(8, 20))
-    assert arithmetic.gram(rows, 8) is None
+    assert functional.gram(rows, 8) is None
     assert_right(linear_gram(rows), rows, tolerance=5e-6)
 
 
@@ -197,15 +197,15 @@ def test_torch_is_used_if_the_library_cannot_be_loaded(monkeypatch, tmp_path, mi
     if missing == "switched-off":
         monkeypatch.setenv("CKA_NATIVE", "0")
     else:
-        monkeypatch.setattr(arithmetic, "find_spec", lambda _: spec)
-    for cached in (arithmetic._library, arithmetic._vector_floats):
+        monkeypatch.setattr(functional, "find_spec", lambda _: spec)
+    for cached in (functional._library, functional._vector_floats):
         cached.cache_clear()
     try:
         rows = torch.randn(16, 300)
-        assert arithmetic.gram(rows, 8) is None
+        assert functional.gram(rows, 8) is None
         assert_right(linear_gram(rows), rows, tolerance=5e-6)
     finally:
         monkeypatch.undo()
-        for cached in (arithmetic._library, arithmetic._vector_floats):
+        for cached in (functional._library, functional._vector_floats):
             cached.cache_clear()
-    assert arithmetic.gram(rows, 8) is not None
+    assert functional.gram(rows, 8) is not None

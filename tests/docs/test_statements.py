@@ -16,7 +16,7 @@ from emulated_cuda.cards import CARDS
 from emulated_cuda.loading.loaded import folder_of_driver
 from emulated_cuda.triton.ttir import OPERATIONS
 from emulated_cuda.values import equivalents
-from emulated_cuda.values.equivalents.table import EQUIVALENTS
+from emulated_cuda.values.equivalents import EQUIVALENTS
 from pytest_cka_memory.cli.main import _parser as cli_parser
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.reports.html import page as html_page

@@ -375,10 +375,10 @@ import os, subprocess, sys
 CHILD = '''
 import os, time
 import torch
-from emulated_cuda.loading import children
+from emulated_cuda import loading
 kept = torch.ones(5, device="cuda")
 print("child", flush=True)
-while os.path.exists(children.setting_of(os.environ)["records"]):
+while os.path.exists(loading.setting_of(os.environ)["records"]):
     time.sleep(0.01)
 '''
 child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE)

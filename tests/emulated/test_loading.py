@@ -11,7 +11,7 @@ import pytest
 
 import emulated_cuda
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, loaded
+from emulated_cuda.loading import library, loaded
 
 EARLY = """
 import emulated_cuda
@@ -157,7 +157,7 @@ def torch_version(emulation, tmp_path, monkeypatch):
         (tmp_path / "version.py").write_text(text, encoding="utf-8")
         found = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
         real = importlib.util.find_spec
-        monkeypatch.setattr(checks, "find_spec", lambda n: found if n == "torch" else real(n))
+        monkeypatch.setattr(library, "find_spec", lambda n: found if n == "torch" else real(n))
 
     return install
 
@@ -192,7 +192,7 @@ def test_card_that_torch_has_no_kernels_for_is_refused(torch_version, card, cuda
 def test_other_platform_is_refused(monkeypatch, system, machine):
     """Another platform is refused before anything else is looked at."""
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(checks.platform, "machine", lambda: machine)
+    monkeypatch.setattr(library.platform, "machine", lambda: machine)
     assert refusal() == (
         f"an emulated CUDA device requires Linux on x86-64, but this machine has {system} on "
         f"{machine}; run it on Linux, for example in CI, or measure on the CPU"
@@ -203,7 +203,7 @@ def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
     """If the library was not compiled, the error says how to compile it."""
     real = importlib.util.find_spec
     ours = "emulated_cuda._cuda"
-    monkeypatch.setattr(checks, "find_spec", lambda n: None if n == ours else real(n))
+    monkeypatch.setattr(library, "find_spec", lambda n: None if n == ours else real(n))
     message = refusal()
     assert f"compiled library {ours}, which is missing" in message
     assert message.endswith("--no-binary pytest-cka-memory pytest-cka-memory)")

@@ -7,10 +7,10 @@ import ctypes, os, pathlib, sys
 import emulated_cuda
 emulated_cuda.load("a100", values=sys.argv[2] == "on")
 import torch
-from emulated_cuda.loading import checks
+from emulated_cuda.loading.library import LIBRARY, path_of_compiled
 
 MB = 2**20
-library = ctypes.CDLL(checks.path_of_compiled(checks.LIBRARY))
+library = ctypes.CDLL(path_of_compiled(LIBRARY))
 root = pathlib.Path(sys.argv[1])
 
 def machine(total, available, swap=0, **files):

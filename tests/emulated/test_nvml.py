@@ -15,8 +15,7 @@ import pytest
 
 from emulated_cuda.cards import CARDS
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.smi.nvml import Nvml
-from emulated_cuda.smi.output import FIELDS
+from emulated_cuda.smi import FIELDS, Nvml
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20

@@ -61,7 +61,7 @@ sys.path.insert(0, sys.argv[1])
 import program, torch
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.repair.changes import offered
-from pytest_cka_memory.repair.edits import patched
+from pytest_cka_memory.repair import patched
 from pytest_cka_memory.repair.observation import observing
 from pytest_cka_memory.repair.trials import Figures, tried
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import emulated_cuda
-from emulated_cuda import torch_private, torch_versions, triton_private
+from emulated_cuda import torch_private, torch_versions, triton
 from emulated_cuda.torch_versions import Row
 from emulated_cuda.values import results
 
@@ -58,9 +58,9 @@ def test_installed_torch_has_the_needed_names():
 def test_installed_compilers_have_the_methods_that_are_replaced():
     """Triton and Inductor have the methods that measure, and the one that loads a kernel."""
     autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
-    assert callable(getattr(autotuner, triton_private.MEASURE))
+    assert callable(getattr(autotuner, triton.MEASURE))
     compiled = importlib.import_module("triton.compiler.compiler").CompiledKernel
-    assert callable(getattr(compiled, triton_private.LOAD))
+    assert callable(getattr(compiled, triton.LOAD))
     heuristics, selection = map(importlib.import_module, torch_versions.MEASURING.value)
     assert callable(heuristics.CachingAutotuner.bench)
     assert callable(selection.AlgorithmSelectorCache.make_benchmark_fn)

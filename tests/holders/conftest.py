@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory.holders import growing, proof, survivors
+from pytest_cka_memory.holders import Root, globals_of, growing, proof, survivors
 from pytest_cka_memory.holders.search import RulesForType, SearchResult, search
-from pytest_cka_memory.holders.tree import Root, globals_of
 
 _FOLDER = Path(__file__).parent
 _OTHER_TESTS = (str(_FOLDER.parent), str(_FOLDER.parents[1] / "benchmarks"))

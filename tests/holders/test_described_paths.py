@@ -9,7 +9,7 @@ from planted import KEEP, cleaned_up
 from torch import nn
 
 from pytest_cka_memory import Holding, MemoryProbe
-from pytest_cka_memory.core.holdings import Link
+from pytest_cka_memory.core.retention import Link
 
 OTHER: dict[str, Any] = {}
 

@@ -16,9 +16,9 @@ from torch import nn
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
 from pytest_cka_memory.core.places import OWN_FOLDERS
 from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.holders import Reference, Root
 from pytest_cka_memory.holders import hints as keepers
 from pytest_cka_memory.holders.hints import keeper_of
-from pytest_cka_memory.holders.tree import Reference, Root
 from pytest_cka_memory.limits import flat_per_batch
 from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.reports import failure

@@ -12,8 +12,8 @@ from planted import KEEP, cleaned_up
 from searched import held_by_cpp, path_to
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.holders import Root
 from pytest_cka_memory.holders.search import search
-from pytest_cka_memory.holders.tree import Root
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from planted import KEEP, cleaned_up
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.holders.tree import Paths, Reference, ReferenceTree, Root, without_broken
+from pytest_cka_memory.holders import Paths, Reference, ReferenceTree, Root, without_broken
 
 TENSORS = 300
 

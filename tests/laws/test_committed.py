@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from pytest_cka_memory.laws import Block, RecordedSample, Site
 from pytest_cka_memory.laws.fitting import fit
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
-from pytest_cka_memory.laws.samples import Block, RecordedSample, Site
 from pytest_cka_memory.limits.laws import difference, to_dict
 
 HEAD, MASK = Site(("net.py:7 in head",), "x.float()"), Site(("net.py:9 in mask",), "zeros(s, s)")

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_cka_memory.laws import OLDER, Block, Moment, RecordedSample, Sample, Site
 from pytest_cka_memory.laws.fitting import Fitted, fit, law_through
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point, exponents, nearest
-from pytest_cka_memory.laws.samples import OLDER, Block, Moment, RecordedSample, Sample, Site
 
 LOSS, BACKWARD, STEP = (Site((f"train.py:{line} in step",), code) for line, code in (
     (1, "loss(x)"), (2, "backward()"), (3, "step()")))  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 import pytest_cka_memory
 from pytest_cka_memory import DeviceError, MemoryProbe, RegionError
 from pytest_cka_memory.cli.main import OK, UNUSABLE, main
-from pytest_cka_memory.laws.samples import OLDER, WHOLE, Site
+from pytest_cka_memory.laws import OLDER, WHOLE, Site
 from pytest_cka_memory.measure.law_processes import MARK, target_of
 
 STEPS = """

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from pytest_cka_memory.core.conditions import Fingerprint
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding, Sample
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.units import MB

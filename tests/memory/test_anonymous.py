@@ -9,10 +9,10 @@ from reports_made import LOSSES, SESSION, broken, many, one_of_each
 
 from pytest_cka_memory.core import places
 from pytest_cka_memory.core.allocations import FramesSite, format_frame
-from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.report import Report, anonymous
+from pytest_cka_memory.core.retention import Holding, Link
 from pytest_cka_memory.core.verdicts import Unjudged
-from pytest_cka_memory.reports import github, markdown, tables
+from pytest_cka_memory.reports import markdown, tables
 from pytest_cka_memory.reports.html import page
 from pytest_cka_memory.stored import json_report
 
@@ -184,7 +184,7 @@ RENDERERS = {
     "json": json_report.render,
     "html": page.render,
     "markdown": markdown.render,
-    "github": lambda report: "\n".join(github.annotations(report, lambda file: file)),
+    "github": lambda report: "\n".join(markdown.annotations(report, lambda file: file)),
     "summary": lambda report: markdown.render(report, markdown.JOB_SUMMARY_CHARACTERS),
 }
 

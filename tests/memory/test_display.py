@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import MemoryProbe, Region
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.errors import MissingPackageError, SizeError
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.testing import ScriptedMeter

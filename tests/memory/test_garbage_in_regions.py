@@ -13,7 +13,7 @@ from garbage_programs import BATCHES, SIZE, STEPS, graph, no_automatic_collectio
 from growth_programs import WAYS, Cycle, Part, growth
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.growth import Sample, highest_growth_bytes_per_batch
+from pytest_cka_memory.core.retention import Sample, highest_growth_bytes_per_batch
 from pytest_cka_memory.core.sentences import (
     note_on_growth,
     note_on_older,

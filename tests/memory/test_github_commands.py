@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from reports_made import record
 
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.integrations.github import JobStep, step_of
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports import github, markdown
+from pytest_cka_memory.reports import markdown
 
 
 def result(nodeid, retained, marker="zero_retention", args=(), completed=True):
@@ -21,7 +21,7 @@ def result(nodeid, retained, marker="zero_retention", args=(), completed=True):
 
 
 def commands(report):
-    return github.annotations(report, lambda file: file)
+    return markdown.annotations(report, lambda file: file)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_text_is_escaped_for_workflow_commands(message, title, line):
     """In GitHub's commands, percent signs and line ends are escaped; colons and commas, in
     properties.
     """
-    assert github.command("error", message, title=title) == line
+    assert markdown.command("error", message, title=title) == line
 
 
 def test_breach_is_reported_at_the_line_of_its_test():
@@ -77,7 +77,7 @@ def test_breach_outside_the_repository_is_reported_without_a_file():
     """A breach outside the repository has no file, because GitHub would not show its command."""
     broken = result("t.py::test_it", 5)
     report = Report({}, (broken,), locations={broken.nodeid: ("../t.py", 12)})
-    (command,) = github.annotations(report, lambda file: None)
+    (command,) = markdown.annotations(report, lambda file: None)
     assert command.startswith("::error title=zero_retention broken::t.py::test_it r: ")
 
 
@@ -85,7 +85,7 @@ def test_largest_breaches_come_first_and_the_rest_are_counted():
     """GitHub shows ten commands: the nine largest breaches, and the number of the others."""
     report = Report({}, tuple(result(f"t.py::test_{n}", n + 1) for n in range(30)))
     found = commands(report)
-    assert len(found) == github.MOST_PER_KIND
+    assert len(found) == markdown.MOST_PER_KIND
     assert [f"::t.py::test_{29 - n} " in command for n, command in enumerate(found[:9])] == [
         True
     ] * 9
@@ -97,7 +97,7 @@ def test_every_failing_test_has_an_annotation_before_any_has_a_second():
     large = tuple(result("t.py::test_large", 100 + n) for n in range(9))
     small = tuple(result(f"t.py::test_{n}", n + 1) for n in range(4))
     found = commands(Report({}, (*large, *small)))
-    assert len(found) == github.MOST_PER_KIND
+    assert len(found) == markdown.MOST_PER_KIND
     assert [command.split("::")[3].split()[0] for command in found[:5]] == [
         *("test_large", "test_3", "test_2", "test_1", "test_0")
     ]

@@ -8,7 +8,7 @@ import torch
 
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord
 from pytest_cka_memory.core import sentences
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import flat_per_batch
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.growth import growth_bytes_per_batch, highest_growth_bytes_per_batch
+from pytest_cka_memory.core.retention import growth_bytes_per_batch, highest_growth_bytes_per_batch
 from pytest_cka_memory.measure import batches as batches_module
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from reports_made import LOSSES, SESSION, ZERO, broken, hostile, kept, record
 
-from pytest_cka_memory.core.growth import ProcessSample
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import ProcessSample
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.html import template
+from pytest_cka_memory.reports.html import text_of
 from pytest_cka_memory.units import MB, format_size
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -237,7 +237,7 @@ def test_page_formats_sizes_as_the_terminal_does(tmp_path):
     ]
     sizes += [0, 0.04, 0.15, 3.04, 1023.96, 1280, 1331.2, 10239, 9_999.995 * MB, 1_048_524]
     body = f"<script>document.body.textContent = JSON.stringify({sizes}.map(size));</script>"
-    script = f"<script>{template.text_of('sizes.js')}</script>"
+    script = f"<script>{text_of('sizes.js')}</script>"
     (tmp_path / "sizes.html").write_text(f"<body>{script}{body}</body>", "utf-8")
     done = subprocess.run(
         [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}",

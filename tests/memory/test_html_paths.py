@@ -7,8 +7,8 @@ from reports_made import HOSTILE, LOSSES, SESSION, record
 from test_html import Page
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.holdings import Link
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Link
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports.html import charts
 from pytest_cka_memory.reports.html import page as html_page

@@ -8,8 +8,8 @@ import pytest
 from reports_made import LOSSES, SESSION, ZERO, broken, hostile, kept, many, one_of_each, record
 from test_html import Page, data_of
 
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports.html import charts

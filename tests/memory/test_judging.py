@@ -8,7 +8,7 @@ import pytest
 
 from pytest_cka_memory import RegionRecord
 from pytest_cka_memory.core.decoder import ShapeError
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Limit, limit_from_marker, max_peak_mb, max_retained_mb
 

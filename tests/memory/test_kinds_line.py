@@ -4,7 +4,7 @@ import pytest
 from reports_made import record
 
 from pytest_cka_memory.core import sentences
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding
 
 MB = 2**20
 MADE = (

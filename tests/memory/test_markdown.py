@@ -19,7 +19,7 @@ from reports_made import (
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
-from pytest_cka_memory.reports import escapes, markdown
+from pytest_cka_memory.reports import code, markdown
 
 FACTS = """\
 - device: cuda:0 (A100)
@@ -208,7 +208,7 @@ def test_cut_table_has_every_test_before_a_second_row_of_one():
 
 def test_long_names_are_cut_in_their_middle():
     """A long name loses its middle: its beginning has the file, its end the parameters."""
-    assert escapes.code("a" * 100 + "b" * 100) == f"`{'a' * 79}…{'b' * 79}`"
+    assert code("a" * 100 + "b" * 100) == f"`{'a' * 79}…{'b' * 79}`"
 
 
 @pytest.mark.parametrize(
@@ -226,4 +226,4 @@ def test_long_names_are_cut_in_their_middle():
 )
 def test_a_code_span_can_contain_any_text(text, span):
     """A code span can contain any text, as checked against section 6.1 of CommonMark."""
-    assert escapes.code(text) == span
+    assert code(text) == span

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import LimitError, RegionRecord, limits
-from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding, Sample, growth_bytes_per_batch
 from pytest_cka_memory.limits import (
     Breach,
     FlatProcess,

@@ -9,8 +9,7 @@ from reports_made import LOSSES, ZERO, broken, kept, many, record
 from pytest_cka_memory.core.two_reports import compare
 from pytest_cka_memory.core.verdicts import judge, parse_tolerance
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports import comparison, failure, terminal
-from pytest_cka_memory.reports.layout import fitted, wrapped
+from pytest_cka_memory.reports import comparison, failure, fitted, terminal, wrapped
 from pytest_cka_memory.reports.terminal import row_name
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB

@@ -8,8 +8,8 @@ import pytest
 from reports_made import HOSTILE, SESSION, record
 
 from pytest_cka_memory.cli.main import main
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.two_reports import PeakDifference, compare, peak_differences
 from pytest_cka_memory.core.verdicts import Result, parse_tolerance
 from pytest_cka_memory.reports import comparison

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import pytest
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.growth import ProcessSample, steady_growth
+from pytest_cka_memory.core.retention import ProcessSample, steady_growth
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.meters import process
 from pytest_cka_memory.testing import ScriptedMeter

@@ -7,8 +7,7 @@ import pytest
 from reports_made import SESSION
 
 from pytest_cka_memory import RegionRecord
-from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.retention import Holding, Sample
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import failure, tables, terminal

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import (
     NO_POOL,
     DrawnBlock,
@@ -15,6 +14,7 @@ from pytest_cka_memory.core.reserve import (
     reserve_lines,
     total_of,
 )
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.reports.excess import keeper_line, reserve_explanation
 from pytest_cka_memory.reports.html import stacks
 

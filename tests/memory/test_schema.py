@@ -7,11 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from reports_made import SESSION, hostile, kept, one_of_each
 
-from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, Sample
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.reserve import ReservePart
+from pytest_cka_memory.core.retention import Holding, ProcessSample, ProcessUse, Sample
 from pytest_cka_memory.limits import Breach, Unjudged
 from pytest_cka_memory.stored import json_report as json_writer
 from pytest_cka_memory.stored.json_report import report_schema

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import Sample
-from pytest_cka_memory.core.growth import full_batches, growth_bytes_per_batch
+from pytest_cka_memory.core.retention import full_batches, growth_bytes_per_batch
 
 BATCH = 393_216
 MakeSamples = Callable[..., list[Sample]]

@@ -10,8 +10,8 @@ import pytest
 from recordings_made import block, picture, recording
 from reports_made import SESSION, record
 
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports.html import page as html_page
 

@@ -12,7 +12,7 @@ from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 from pytest_cka_memory.cli.repair import Session, _about_card, _about_peak
 from pytest_cka_memory.plugin.repair_session import Task
-from pytest_cka_memory.reports.html import repairs
+from pytest_cka_memory.reports.html.page import render_repairs
 
 BRIEFLY = ("--seconds", "6")
 """Of processor time: enough to try each change alone."""
@@ -179,7 +179,7 @@ def test_page_draws_memory_before_and_after(
 
 def test_page_names_a_script_as_it_was_given() -> None:
     """The test that runs a script is in a temporary folder, whose name says nothing."""
-    page = repairs.render(
+    page = render_repairs(
         [{"test": "/tmp/x/test_script.py::test_script", "label": "train.py -b 8", "text": "found"}]
     )
     assert "<h2>train.py -b 8</h2>" in page

@@ -10,8 +10,8 @@ import loops
 import pytest
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.repair import diff, patched
 from pytest_cka_memory.repair.changes import deletions
-from pytest_cka_memory.repair.edits import diff, patched
 from pytest_cka_memory.repair.observation import observing
 from pytest_cka_memory.repair.report import RepairReport
 from pytest_cka_memory.repair.trials import EXACT, Change, Figures, tried

@@ -14,9 +14,8 @@ import small_models
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.repair import proof
+from pytest_cka_memory.repair import patched, proof
 from pytest_cka_memory.repair.changes import checkpointing, offered
-from pytest_cka_memory.repair.edits import patched
 from pytest_cka_memory.repair.observation import observing
 from pytest_cka_memory.repair.trials import Change, Figures, Trial, tried
 from pytest_cka_memory.repair.written import step_in_backward

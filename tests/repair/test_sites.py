@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory.repair import edits
+from pytest_cka_memory.repair import Site, _by_order, site_of
 
 
-def both() -> tuple[edits.Site | None, edits.Site | None]:
+def both() -> tuple[Site | None, Site | None]:
     """Return the site of the call of this function by columns, and by the order of calls."""
     frame = sys._getframe(1)
-    columns = edits.site_of(frame.f_code, frame.f_lasti)
-    return columns, edits._by_order(frame.f_code, frame.f_lasti)
+    columns = site_of(frame.f_code, frame.f_lasti)
+    return columns, _by_order(frame.f_code, frame.f_lasti)
 
 
 def same(value: Any, *_: Any, **__: Any) -> Any:

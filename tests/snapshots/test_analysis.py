@@ -7,10 +7,8 @@ import pytest
 
 from pytest_cka_memory.cli.main import OK, main
 from pytest_cka_memory.core.memory_timeline import RecordedBlock
-from pytest_cka_memory.snapshots import settings
-from pytest_cka_memory.snapshots.analysis import Levels, analysed, kinds
-from pytest_cka_memory.snapshots.lines import BEFORE, NO_STACK, Lines
-from pytest_cka_memory.snapshots.reading import read
+from pytest_cka_memory.snapshots.analysis import BEFORE, NO_STACK, Levels, Lines, analysed, kinds
+from pytest_cka_memory.snapshots.reading import read, recorded_settings, rounding
 
 MB = made.MB
 
@@ -146,7 +144,7 @@ def test_refused_allocation_has_its_request_and_what_was_free(analysis):
 def test_requests_are_rounded_as_the_allocator_does(size, division, expected):
     """Sizes of blocks under roundup_power2_divisions, from the allocator's documentation."""
     table = {str(2**n): division for n in range(16)}
-    assert settings.rounding({"roundup_power2_divisions": table})(size) == expected
+    assert rounding({"roundup_power2_divisions": table})(size) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_requests_are_rounded_as_the_allocator_does(size, division, expected):
 )
 def test_settings_are_written_as_the_variable_has_them(found, text):
     """The settings of a snapshot as a text of PYTORCH_ALLOC_CONF."""
-    assert settings.recorded(found) == text
+    assert recorded_settings(found) == text
 
 
 def test_command_prints_a_screenful(tmp_path, capsys):

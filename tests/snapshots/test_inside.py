@@ -6,8 +6,7 @@ import forked_processes
 import pytest
 
 from pytest_cka_memory import MemoryProbe, RegionError
-from pytest_cka_memory.snapshots.analysis import analysed
-from pytest_cka_memory.snapshots.lines import Lines
+from pytest_cka_memory.snapshots.analysis import Lines, analysed
 from pytest_cka_memory.snapshots.reading import read
 
 TESTS = """

@@ -7,8 +7,7 @@ import re
 import forked_processes
 import pytest
 
-from pytest_cka_memory.snapshots.analysis import analysed
-from pytest_cka_memory.snapshots.lines import Lines
+from pytest_cka_memory.snapshots.analysis import Lines, analysed
 from pytest_cka_memory.snapshots.reading import read
 
 MB = 2**20

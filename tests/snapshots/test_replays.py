@@ -12,9 +12,9 @@ from recorded_programs import PROGRAMS
 from emulated_cuda import replaying
 from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.cli.main import OK, UNUSABLE, main
-from pytest_cka_memory.snapshots import replays, settings
+from pytest_cka_memory.snapshots import replays
 from pytest_cka_memory.snapshots.beginning import beginning_of
-from pytest_cka_memory.snapshots.reading import read
+from pytest_cka_memory.snapshots.reading import read, recorded_settings
 from pytest_cka_memory.snapshots.replays import Run
 from pytest_cka_memory.snapshots.request_list import requests_of
 
@@ -72,7 +72,7 @@ def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name
 def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_setting, name):
     """Pages that are mapped and unmapped are followed as whole segments are."""
     path, _ = by_setting[EXPANDABLE][name]
-    assert settings.recorded(read(path).settings) == EXPANDABLE
+    assert recorded_settings(read(path).settings) == EXPANDABLE
     device, request_list, (result,) = replayed(path, Run(EXPANDABLE, **AS_RECORDED))
     found = replays.exactness(request_list, device, result)
     assert found.is_exact

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from emulated_cuda.torch_private import operator_of
-from emulated_cuda.values.equivalents.table import equivalent
+from emulated_cuda.values.equivalents import equivalent
 from emulated_cuda.values.results import Fitted
 
 HALF = (torch.bfloat16, torch.float16)

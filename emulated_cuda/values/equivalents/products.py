@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from emulated_cuda.torch_private import operator_of
-from emulated_cuda.values.equivalents.table import equivalent
+from emulated_cuda.values.equivalents import equivalent
 
 _SHARED = "aten/src/ATen/native/cudnn/ConvShared.cpp"
 _convolution = operator_of("aten::convolution")

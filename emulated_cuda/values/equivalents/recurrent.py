@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from emulated_cuda.values.computing import on_the_cpu
-from emulated_cuda.values.equivalents.table import equivalent
+from emulated_cuda.values.equivalents import equivalent
 from emulated_cuda.values.operators import Kernel, run
 from emulated_cuda.values.results import Everywhere, Fitted, alias
 

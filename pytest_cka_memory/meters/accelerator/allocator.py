@@ -29,9 +29,9 @@ from pytest_cka_memory.core.allocations import (
     user_frames,
     users_first,
 )
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import is_foreign
 from pytest_cka_memory.core.reserve import POOLS_ADVICE
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.blocks.counter import BlockAllocations

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import RawFrames
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import ReserveState
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import allocator
 from pytest_cka_memory.meters.accelerator.allocator import (

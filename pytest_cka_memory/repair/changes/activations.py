@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pytest_cka_memory.repair.changes.forwards import (
-    Forward,
-    edits_of_roots,
-    forward_of_roots,
-)
-from pytest_cka_memory.repair.edits import (
+from pytest_cka_memory.repair import (
     Site,
     calling_site,
     in_context,
     with_argument,
     with_callee,
     wrapped,
+)
+from pytest_cka_memory.repair.changes.forwards import (
+    Forward,
+    edits_of_roots,
+    forward_of_roots,
 )
 from pytest_cka_memory.repair.observation import Observed, Root
 from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal, calls_followed

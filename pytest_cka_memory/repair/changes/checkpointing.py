@@ -19,8 +19,8 @@ import torch
 from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
+from pytest_cka_memory.repair import Edit, decorated, wrapped
 from pytest_cka_memory.repair.changes.forwards import Forward, forward_of_class
-from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
 from pytest_cka_memory.repair.observation import Observed, Root
 from pytest_cka_memory.repair.trials import (
     Change,

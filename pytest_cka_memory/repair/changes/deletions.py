@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
-from pytest_cka_memory.repair.edits import Edit, Insertion, patched
+from pytest_cka_memory.repair import Edit, Insertion, patched
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import Change, Copied, Refusal
 from pytest_cka_memory.repair.users_code import Unused

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pytest_cka_memory.repair.edits import Edit, decorated, wrapped
+from pytest_cka_memory.repair import Edit, decorated, wrapped
 from pytest_cka_memory.repair.observation import Observed, Root
 from pytest_cka_memory.repair.trials import (
     LAST_DIGITS,

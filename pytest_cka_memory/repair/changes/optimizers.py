@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from pytest_cka_memory.repair.edits import Edit, with_argument, with_callee, wrapped
+from pytest_cka_memory.repair import Edit, with_argument, with_callee, wrapped
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Copied, Refusal, replaced
 from pytest_cka_memory.repair.written import of_torchao, step_in_backward, text_of

@@ -10,12 +10,10 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import JudgedGrowth, Sample, judged_growth
-from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.record_parts import OTHER_LEVELS
+from pytest_cka_memory.core.retention import Holding, JudgedGrowth, Link, Sample, judged_growth
 from pytest_cka_memory.core.verdicts import Breach
-from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.html import template
+from pytest_cka_memory.reports import html, one_line
 from pytest_cka_memory.units import MB, counted, format_with_unit
 
 _MOST_POINTS = 200
@@ -305,11 +303,11 @@ def timeline(chart: Chart) -> Iterator[str]:
     if peaks:
         yield "<span class='key peak'>peak within it</span> "
     for line, style in limits:
-        yield f"<span class='key {style}'>{template.text(line.text)}</span> "
+        yield f"<span class='key {style}'>{html.text(line.text)}</span> "
     if growth is not None:
         yield "<span class='key warmup'>not judged, with the warm-up</span> "
         yield "<span class='key reference'>reference level</span> "
-        yield f"<span class='key {growth[-2]}'>{template.text(growth[-1])}</span> "
+        yield f"<span class='key {growth[-2]}'>{html.text(growth[-1])}</span> "
     yield "</figcaption></figure>"
 
 
@@ -342,7 +340,7 @@ def _path(shares: Sequence[float], name: str) -> str:
 
 def paths_of(holding: Holding, title: str) -> Iterator[str]:
     """Yield the paths to the largest tensor of a group, with what must go to free it."""
-    made = f", made at <code>{template.text(holding.made_at)}</code>" if holding.created_at else ""
+    made = f", made at <code>{html.text(holding.made_at)}</code>" if holding.created_at else ""
     yield "<figure class='paths'><figcaption>"
     yield f"<b>{format_with_unit(holding.bytes)}</b> {title}{made}"
     if len(holding.paths) > 1:
@@ -367,7 +365,7 @@ def picture(path: Sequence[Link]) -> Iterator[str]:
         drawn, top = _box(link.object, top, style)
         parts += drawn
     steps = (f"{link.reference or 'on'} to {link.object}" for link in path[1:])
-    words = template.text(", then ".join([f"From {path[0].object}", *steps]))
+    words = html.text(", then ".join([f"From {path[0].object}", *steps]))
     yield f"<svg viewBox='0 0 {_WIDTH} {top + 1}' role='img' aria-label='{words}'>"
     yield from parts
     yield "</svg>"
@@ -399,7 +397,7 @@ def _written(lines: Sequence[str], left: int, top: int, style: str = "") -> Iter
     named = f" class='{style}'" if style else ""
     for number, line in enumerate(lines):
         baseline = top + number * _LINE + 13
-        yield f"<text{named} x='{left}' y='{baseline}'>{template.text(line)}</text>"
+        yield f"<text{named} x='{left}' y='{baseline}'>{html.text(line)}</text>"
 
 
 def _lines(text: str, width: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The report as one HTML page that loads nothing from elsewhere and is readable without scripts.
+"""The report as one HTML page, and a page of what would lower the peaks of tests.
 
 The problems are plain HTML with their charts, and so are the pictures of what keeps memory. The
 regions and their memory over time are embedded as JSON, from which scripts draw a table and
@@ -7,20 +7,20 @@ further charts. Templates, styles and scripts are files beside this module.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.record_parts import OTHER_LEVELS
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
-from pytest_cka_memory.reports import excess, summary
-from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports import excess, html, one_line, summary
 from pytest_cka_memory.reports.failure import WIDTH, holding_lines, is_reserve_the_cause
-from pytest_cka_memory.reports.html import charts, stacks, template
+from pytest_cka_memory.reports.html import charts, stacks
+from pytest_cka_memory.reports.html.charts import axis, plot
 from pytest_cka_memory.reports.summary import Cause, ProblemGroup
 from pytest_cka_memory.reports.tables import known_columns, legend_of, provenance_of
 from pytest_cka_memory.units import counted, format_with_unit
@@ -76,29 +76,28 @@ def render(report: Report) -> str:
     }
     notice = [f"<p class='notice'>{provenance.notice}</p>"] if provenance.notice else []
     failed = (
-        f"<p class='notice breach'>FAILED: {template.text(problem)}</p>"
-        for problem in report.problems
+        f"<p class='notice breach'>FAILED: {html.text(problem)}</p>" for problem in report.problems
     )
     facts = (
-        f"<dt>{template.text(name)}</dt><dd>{template.text(fact)}</dd>"
+        f"<dt>{html.text(name)}</dt><dd>{html.text(fact)}</dd>"
         for name, fact in summary.facts(report)
     )
     parts = {
         "TITLE": provenance.heading,
-        "VERDICT": template.text(summary.verdict(report)),
+        "VERDICT": html.text(summary.verdict(report)),
         "NOTICES": "\n".join([*notice, *failed]),
         "NAVIGATION": "".join(link for link, part in links.items() if part),
         "TIMELINE": timeline,
         "PROBLEMS": "\n".join(problem_section(groups)),
         "HOLDERS": holders,
         "FACTS": "\n".join(facts),
-        "LEGEND": template.text(legend_of(columns)),
-        "STYLE": "".join(map(template.text_of, styles)),
-        "DATA": template.embedded(_data(report, groups, columns)),
-        "SIZES": template.text_of("sizes.js"),
-        "SCRIPT": template.text_of("page.js"),
+        "LEGEND": html.text(legend_of(columns)),
+        "STYLE": "".join(map(html.text_of, styles)),
+        "DATA": html.embedded(_data(report, groups, columns)),
+        "SIZES": html.text_of("sizes.js"),
+        "SCRIPT": html.text_of("page.js"),
     }
-    return template.fill("page.html", parts)
+    return html.fill("page.html", parts)
 
 
 def _data(
@@ -186,8 +185,8 @@ def _problem(group: ProblemGroup) -> Iterator[str]:
     yield f"<p><span class='verdict {style}'>{verdict}</span>{same} "
     yield f"<code class='name'>{_name(group.result.name)}</code></p>"
     for problem in group.problems:
-        limit = f"<code>{template.text(problem.limit)}</code>: " if problem.limit else ""
-        yield f"<p>{limit}{template.text(problem.sentence)}</p>"
+        limit = f"<code>{html.text(problem.limit)}</code>: " if problem.limit else ""
+        yield f"<p>{limit}{html.text(problem.sentence)}</p>"
     if group.cause is not None:
         yield from _cause(group.cause)
     yield from _details(group)
@@ -199,17 +198,16 @@ def _problem(group: ProblemGroup) -> Iterator[str]:
 
 def _cause(cause: Cause) -> Iterator[str]:
     parts = (
-        f"{words} <code>{template.text(code)}</code>" if code else words
-        for words, code in cause.parts
+        f"{words} <code>{html.text(code)}</code>" if code else words for words, code in cause.parts
     )
     size = f"<b>{format_with_unit(cause.holding.bytes)}</b>"
     yield f"<p class='cause'>{', '.join([size, *parts])}</p>"
     if cause.holding.hint:
-        yield f"<p class='hint'>What to do: {template.text(cause.holding.hint)}</p>"
+        yield f"<p class='hint'>What to do: {html.text(cause.holding.hint)}</p>"
 
 
 def _details(group: ProblemGroup) -> Iterator[str]:
-    lines = [template.text(line) for problem in group.problems for line in problem.holders]
+    lines = [html.text(line) for problem in group.problems for line in problem.holders]
     if lines:
         text = "\n".join(lines)
         yield f"<details><summary>Everything that is known</summary><pre>{text}</pre></details>"
@@ -253,7 +251,7 @@ def _owned(breaches: Sequence[Breach]) -> Iterator[Breach]:
 
 def _name(name: str) -> str:
     """Return a name in which lines may break after a folder, a class or a word."""
-    return "<wbr>".join(map(template.text, _BREAKS.split(one_line(name))))
+    return "<wbr>".join(map(html.text, _BREAKS.split(one_line(name))))
 
 
 def holder_section(results: Sequence[Result]) -> Iterator[str]:
@@ -264,7 +262,7 @@ def holder_section(results: Sequence[Result]) -> Iterator[str]:
     yield "<section id='holders' aria-labelledby='holders-title'>"
     yield "<h2 id='holders-title'>What keeps memory</h2>"
     for result, groups in summary.cut(known, _MOST_HOLDING_REGIONS, lambda each: each[0].nodeid):
-        yield f"<h3><code class='name'>{template.text(result.name)}</code></h3>"
+        yield f"<h3><code class='name'>{html.text(result.name)}</code></h3>"
         for title, holding in groups[:_MOST_GROUPS]:
             yield from charts.paths_of(holding, title)
         yield from _not_drawn(len(groups) - _MOST_GROUPS, "smaller group")
@@ -308,10 +306,10 @@ def timeline_section(report: Report) -> str:
         "CHOICE": "Region",
         "WHAT": "region",
         "MORE": more,
-        "DATA": template.embedded([_picture(result, device) for result in chosen]),
-        "SCRIPT": template.text_of("timeline.js"),
+        "DATA": html.embedded([_picture(result, device) for result in chosen]),
+        "SCRIPT": html.text_of("timeline.js"),
     }
-    return template.fill("timeline.html", parts)
+    return html.fill("timeline.html", parts)
 
 
 def _picture(result: Result, device: str) -> dict[str, Any]:
@@ -346,3 +344,64 @@ def _holders_by_line(record: RegionRecord) -> dict[str, list[str]]:
             if holding.held_by not in of_line and len(of_line) < _MOST_HOLDERS:
                 of_line.append(one_line(holding.held_by))
     return holders
+
+
+Levels = Sequence[tuple[float, int]]
+"""Pairs of how much of a run has passed, from 0 to 100, and the bytes that are live from there."""
+
+
+def render_repairs(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page of what a command has found for each test.
+
+    Args:
+        found: for each test its name as ``test`` (and as ``label`` what to show instead, such as
+            a script with its arguments), its report as ``text`` or its ``error``, the
+            ``budget_bytes``, and as ``pictures`` a name and the levels of each run, that of the
+            test as it is first.
+    """
+    sections = "\n".join(line for each in found for line in _repair_section(each))
+    return html.plain_page("What lowers the peak", "", sections, html.text_of("repairs.css"))
+
+
+def _repair_section(found: Mapping[str, Any]) -> Iterator[str]:
+    yield "<section>"
+    yield f"<h2>{html.text(found.get('label') or found['test'])}</h2>"
+    if found.get("pictures"):
+        before, *others = found["pictures"]
+        for after in others:
+            yield from _runs(before, after, found.get("budget_bytes"))
+    text = found.get("text") or found["error"]
+    yield f"<pre>{html.lines(text)}</pre>"
+    yield "</section>"
+
+
+def _runs(
+    before: Mapping[str, Any], after: Mapping[str, Any], budget_bytes: int | None
+) -> Iterator[str]:
+    """Yield a figure of two runs, each stretched to the whole width."""
+    runs = (("was", before), ("now", after))
+    limits = [] if budget_bytes is None else [budget_bytes]
+    sizes = [level for _, run in runs for _, level in run["levels"]]
+    scale = axis([0, *sizes, *limits])
+    highest = (max(level for _, level in run["levels"]) for _, run in runs)
+    peaks = [
+        f"{run['name']}: {format_with_unit(peak)}"
+        for (_, run), peak in zip(runs, highest, strict=True)
+    ]
+    drawn = []
+    for style, run in runs:
+        # Each level lasts to the moment of the next.
+        ends = [*(moment for moment, _ in run["levels"][1:]), 100.0]
+        steps = zip(ends, (level for _, level in run["levels"]), strict=True)
+        spots = (f"{100 - scale.share(level):.2f}H{end:.2f}" for end, level in steps)
+        drawn.append(f"<path class='{style}' d='M0,{'V'.join(spots)}'/>")
+    for limit in limits:
+        drawn.append(f"<path class='limit' d='M0,{100 - scale.share(limit):.2f}h100'/>")
+    yield f"<figure class='chart over-time'><p class='unit'>{scale.unit}</p>"
+    yield from plot(scale, html.text("; ".join(peaks)), drawn)
+    yield "<p class='axis'><span>first allocation</span><span>last release</span></p><figcaption>"
+    for (style, _), peak in zip(runs, peaks, strict=True):
+        yield f"<span class='key {style}'>{html.text(peak)}</span> "
+    for limit in limits:
+        yield f"<span class='key limit'>budget: {format_with_unit(limit)}</span> "
+    yield "</figcaption></figure>"

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.reserve import place_of
+from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach
+from pytest_cka_memory.reports import html
 from pytest_cka_memory.reports.failure import holdings_of
-from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.units import counted, format_with_unit
 
 _MOST_OWNERS = 6
@@ -44,7 +44,7 @@ def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
         "code",
         f"<b style='left:{100 * limit / end:.2f}%'></b>",
         f"<li><i class='limit'></i><span>{format_with_unit(limit)}</span>"
-        f"<span>allowed by <code>{template.text(breach.limit)}</code>{on_entry}</span></li>",
+        f"<span>allowed by <code>{html.text(breach.limit)}</code>{on_entry}</span></li>",
     )
 
 
@@ -61,7 +61,7 @@ def _stack(
         mark: HTML above the bar.
         last: HTML after the legend.
     """
-    yield f"<figure class='owners'><p class='unit'>{template.text(title)}</p>"
+    yield f"<figure class='owners'><p class='unit'>{html.text(title)}</p>"
     yield "<div class='stack' aria-hidden='true'>"
     for number, (size, _, name) in enumerate(rows):
         yield f"<i class='{name or f'c{number}'}' style='width:{100 * size / end:.2f}%'></i>"
@@ -90,7 +90,7 @@ def _legend(rows: Sequence[Row], element: str) -> Iterator[str]:
     for number, (size, text, name) in enumerate(rows):
         yield (
             f"<li><i class='{name or f'c{number}'}'></i><span>{format_with_unit(size)}</span>"
-            f"<{element}>{template.text(text)}</{element}></li>"
+            f"<{element}>{html.text(text)}</{element}></li>"
         )
 
 

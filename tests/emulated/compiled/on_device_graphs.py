@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from emulated_cuda.errors import DeviceAssertError, StaleValueError
-from emulated_cuda.values import randomness, staleness
+from emulated_cuda.values import operators, staleness
 
 MB = 2**20
 
@@ -164,7 +164,7 @@ def test_replays_draw_the_numbers_that_the_same_operators_draw_outside(name, war
         generator = torch.cuda.default_generators[0]
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
-    randomness._advances.clear()
+    operators._advances.clear()
     if warm:
         operator(*args)
     with torch.cuda.graph(graph):
@@ -219,7 +219,7 @@ def test_operators_that_were_never_run_outside_draw_different_numbers():
     """How far each of two unknown operators advances the generator is not known; none repeats."""
     p = torch.full((64,), 0.5, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    randomness._advances.clear()
+    operators._advances.clear()
     with torch.cuda.graph(graph):
         x, y = torch.rand_like(p), torch.rand(64, device="cuda")
     torch.cuda.manual_seed(3)
