@@ -143,14 +143,11 @@ class PatchGroup:
 
     def fits(self) -> bool:
         """Whether each attribute is what it was when its patch was created."""
-        for patch in self.patches:  # here and below: a call for each would take longer
-            if patch.attributes.get(patch.name) is not patch.before:
-                return False
-        return True
+        return all(patch.attributes.get(patch.name) is patch.before for patch in self.patches)
 
     def apply(self) -> None:
         """Replace the attributes."""
-        for patch in self.patches:
+        for patch in self.patches:  # here and below: a call for each would take longer
             setattr(patch.owner, patch.name, patch.function)
 
     def undo(self) -> bool:
