@@ -315,9 +315,9 @@ def _has_sources() -> bool:
 
 
 def _counts_natively() -> bool:
-    from pytest_cka_memory.meters.blocks import library
+    from pytest_cka_memory.meters import blocks
 
-    return library.functions() is not None
+    return blocks.functions() is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ from pytest_cka_memory.holders import (
     modules,
     without_broken,
 )
-from pytest_cka_memory.meters.blocks.library import SWITCH
+from pytest_cka_memory.meters.blocks import SWITCH
 from pytest_cka_memory.meters.blocks.python_objects import CompiledWalk
 
 Value = TypeVar("Value")

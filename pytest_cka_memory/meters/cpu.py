@@ -11,6 +11,7 @@ from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
+from pytest_cka_memory.meters.blocks import objects_of_types
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
     Levels,
@@ -19,7 +20,6 @@ from pytest_cka_memory.meters.blocks.counter import (
     knows_scratch,
     repair,
 )
-from pytest_cka_memory.meters.blocks.library import objects_of_types
 from pytest_cka_memory.meters.blocks.other_memory import (
     BlockPeaks,
     CollectedBlocks,

@@ -89,11 +89,11 @@ def cpu_meter() -> Meter:
 
 def _why_not_native() -> str | None:
     """Return why torch's allocator cannot be counted here; None if it can."""
-    from pytest_cka_memory.meters.blocks import library
+    from pytest_cka_memory.meters import blocks
 
-    if library.is_switched_off():
-        return f"{library.SWITCH} is 0"
-    if library.functions() is None:
+    if blocks.is_switched_off():
+        return f"{blocks.SWITCH} is 0"
+    if blocks.functions() is None:
         return "the native counter was not compiled for this system"
     from pytest_cka_memory.meters.blocks import counter  # starts no counting if it is switched off
 

@@ -112,9 +112,9 @@ def needs_torch(major: int, minor: int) -> str:
 
 
 def has_native_counter() -> bool:
-    from pytest_cka_memory.meters.blocks import library
+    from pytest_cka_memory.meters import blocks
 
-    return library.functions() is not None
+    return blocks.functions() is not None
 
 
 NATIVE = "" if has_native_counter() else "requires the native counter; it was not compiled here"

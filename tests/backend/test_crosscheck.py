@@ -12,7 +12,7 @@ from pathlib import Path
 import forked_processes
 import pytest
 
-from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters import blocks
 
 TESTS = Path(__file__).parents[1]
 BENCHMARKS = TESTS.parent / "benchmarks"
@@ -27,7 +27,7 @@ Counts = dict[str, list[dict[str, int]]]
 @pytest.fixture(scope="module")
 def counts(builder_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Counts:
     """Both counts of each network, stage by stage."""
-    if library.functions() is None:
+    if blocks.functions() is None:
         pytest.skip("the native counter was not compiled")
     environment = {**builder_environment, "CKA_MEMORY_NATIVE": "1"}
     return counted(NETWORKS, environment, tmp_path_factory)

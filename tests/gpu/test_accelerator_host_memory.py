@@ -13,8 +13,8 @@ from pytest_cka_memory.limits import max_retained_mb
 from pytest_cka_memory.meters import cpu as cpu_module
 from pytest_cka_memory.meters.accelerator import by_blocks
 from pytest_cka_memory.meters.accelerator import by_blocks as native_module
+from pytest_cka_memory.meters.blocks import NOT_LIVE
 from pytest_cka_memory.meters.blocks.counter import Counter, counts_pinned
-from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 from pytest_cka_memory.reports import failure
 
 pytestmark = pytest.mark.gpu

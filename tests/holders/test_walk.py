@@ -10,7 +10,7 @@ import pytest
 import refusing_objects
 
 from pytest_cka_memory.holders.search import LEAVES, PythonWalk, Walk, new_walk
-from pytest_cka_memory.meters.blocks.library import SWITCH
+from pytest_cka_memory.meters.blocks import SWITCH
 from pytest_cka_memory.meters.blocks.python_objects import CompiledWalk
 
 

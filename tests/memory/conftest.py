@@ -11,10 +11,9 @@ import scripted_allocator
 import torch
 
 from pytest_cka_memory import MemoryProbe, RegionRecord, Sample
-from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.meters import Meter, blocks
 from pytest_cka_memory.meters.accelerator.by_storages import AcceleratorStorageMeter
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.cpu import BlockMeter
 from pytest_cka_memory.meters.selection import accelerator_meter, cpu_meter
 from pytest_cka_memory.meters.storage_meter import StorageMeter, StorageTracker
@@ -46,7 +45,7 @@ def both_meters(request: pytest.FixtureRequest) -> Meter:
 @pytest.fixture(scope="module")
 def native_meter() -> Meter:
     """The meter that counts blocks; what the ledger counts as a lower bound is tested with it."""
-    if library.functions() is None:
+    if blocks.functions() is None:
         pytest.skip("the native counter was not compiled")
     chosen = cpu_meter()
     return chosen if isinstance(chosen, BlockMeter) else BlockMeter()

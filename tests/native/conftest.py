@@ -10,7 +10,7 @@ import forked_processes
 import pytest
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters import blocks
 from pytest_cka_memory.meters.blocks.counter import Counter
 from pytest_cka_memory.meters.cpu import BlockMeter
 from pytest_cka_memory.meters.selection import cpu_meter
@@ -18,7 +18,7 @@ from pytest_cka_memory.meters.selection import cpu_meter
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
-    if library.functions() is None:
+    if blocks.functions() is None:
         pytest.skip("the native counter was not compiled")
 
 
@@ -46,7 +46,7 @@ def probe(meter: BlockMeter) -> MemoryProbe:
 @pytest.fixture
 def open_regions() -> Callable[[], int]:
     """Return how many regions are open in C."""
-    count: Callable[[], int] = library.functions().counter_open_regions
+    count: Callable[[], int] = blocks.functions().counter_open_regions
     return count
 
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import torch
 
+from pytest_cka_memory.meters.blocks import NOT_LIVE
 from pytest_cka_memory.meters.blocks.counter import Counter
-from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 
 LARGE = 2**26
 """Bytes of a block that malloc maps for itself, so that its address is soon returned again."""

@@ -4,7 +4,7 @@ import gc
 import weakref
 from typing import Any
 
-from pytest_cka_memory.meters.blocks.library import objects_of_types
+from pytest_cka_memory.meters.blocks import objects_of_types
 
 KINDS = [type(f"Kind{number}", (), {}) for number in range(600)]
 """More than twice as many as there are groups by which C tells most types apart."""

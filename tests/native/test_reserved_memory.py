@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_cka_memory.meters.blocks import UNKNOWN
 from pytest_cka_memory.meters.blocks.counter import Counter
-from pytest_cka_memory.meters.blocks.library import UNKNOWN
 
 ADDRESS = 64
 """Nothing can be allocated so low in memory."""

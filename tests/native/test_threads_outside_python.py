@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters import blocks
 from pytest_cka_memory.meters.blocks.counter import Counter
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="requires gcc")
@@ -51,7 +51,7 @@ void allocate_at_end(int (*is_ending)(void), Add function, void *address) {
 
 ENDS = """
 import ctypes, os, threading, time
-from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters import blocks
 from pytest_cka_memory.meters.blocks.counter import Counter
 
 class Slow:
@@ -60,7 +60,7 @@ class Slow:
 
 slow, region, python = Slow(), Counter().open(), ctypes.pythonapi
 is_ending = getattr(python, "Py_IsFinalizing", None) or python._Py_IsFinalizing
-add = library.functions().counter_add
+add = blocks.functions().counter_add
 functions = [ctypes.cast(function, ctypes.c_void_p) for function in (is_ending, add)]
 allocate = ctypes.CDLL(os.environ["HELPER"]).allocate_at_end
 threading.Thread(target=allocate, args=(*functions, ctypes.c_void_p(64)), daemon=True).start()
@@ -86,7 +86,7 @@ def _removed(counter: Counter) -> Iterator[None]:
 def test_thread_without_python_does_not_wait_for_the_lock(counter: Counter, helper: Path) -> None:
     """A thread of C++ is counted while Python holds its lock, perhaps to wait for that thread."""
     allocate = ctypes.PyDLL(str(helper)).allocate_in_thread  # which keeps the lock
-    add = ctypes.cast(library.functions().counter_add, ctypes.c_void_p)
+    add = ctypes.cast(blocks.functions().counter_add, ctypes.c_void_p)
     since = counter.figures().serial
     region = counter.open()
     has_ended = allocate(add, ctypes.c_void_p(ADDRESS))

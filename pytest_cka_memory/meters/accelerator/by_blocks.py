@@ -13,13 +13,13 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, RawFrames
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import torch_keepers
+from pytest_cka_memory.meters import blocks, torch_keepers
 from pytest_cka_memory.meters.accelerator import allocator
 from pytest_cka_memory.meters.accelerator.allocator import AllocatorStats, Levels, wait_for_backward
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.base import Peaks, Reading
+from pytest_cka_memory.meters.blocks import SWITCH, UNKNOWN
 from pytest_cka_memory.meters.blocks import counter as block_counter
-from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
     State,
@@ -28,7 +28,6 @@ from pytest_cka_memory.meters.blocks.counter import (
     is_intact,
     repair,
 )
-from pytest_cka_memory.meters.blocks.library import SWITCH, UNKNOWN
 from pytest_cka_memory.meters.blocks.other_memory import (
     BlockPeaks,
     CollectedBlocks,
@@ -352,7 +351,7 @@ def block_meter(device: torch.device, stats: AllocatorStats) -> AcceleratorBlock
         The meter; None if native counting is switched off, not compiled, or wrong for this device.
     """
     number = _DEVICE_TYPES.get(device.type)
-    if number is None or library.is_switched_off() or library.functions() is None:
+    if number is None or blocks.is_switched_off() or blocks.functions() is None:
         return None
     repair()  # torch may have loaded libraries since counting began
     counter = Counter(number << 8 | device.index)

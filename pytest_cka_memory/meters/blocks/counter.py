@@ -21,8 +21,8 @@ from pytest_cka_memory.core.allocations import (
 )
 from pytest_cka_memory.core.memory_timeline import RecordedBlock, Recording
 from pytest_cka_memory.core.places import foreign_prefixes, runner_folders
-from pytest_cka_memory.meters.blocks import library
-from pytest_cka_memory.meters.blocks.library import (
+from pytest_cka_memory.meters import blocks as library
+from pytest_cka_memory.meters.blocks import (
     RECORDED_BLOCK,
     Block,
     Figures,

@@ -20,6 +20,7 @@ from pytest_cka_memory.core.allocations import AllocationGroup
 from pytest_cka_memory.core.memory_timeline import Recording
 from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.base import Peaks, Reading
+from pytest_cka_memory.meters.blocks import NOT_LIVE
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
     Levels,
@@ -27,7 +28,6 @@ from pytest_cka_memory.meters.blocks.counter import (
     counts_collected,
     prepared_functions,
 )
-from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 from pytest_cka_memory.meters.objects import storages_in, storages_of
 from pytest_cka_memory.meters.patching import (
     Patch,

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 from pytest_cka_memory.meters import collector
-from pytest_cka_memory.meters.blocks.library import functions
+from pytest_cka_memory.meters.blocks import functions
 from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER
 
 BEGIN, LATER = 0, 1

@@ -27,9 +27,9 @@ from pytest_cka_memory.core.allocations import (
     RawFrames,
     SharedFramesSite,
 )
+from pytest_cka_memory.meters import blocks as library
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.blocks import library
-from pytest_cka_memory.meters.blocks.library import Block
+from pytest_cka_memory.meters.blocks import Block
 
 Known = TypeVar("Known")
 Item = TypeVar("Item")
