@@ -178,7 +178,7 @@ def _accelerator_meter(kind: str, index: int) -> Meter:
     import emulated_cuda
 
     emulated = emulated_cuda.loaded() if kind == "cuda" else None
-    from pytest_cka_memory.meters.accelerator.allocator import NoCountersError
+    from pytest_cka_memory.meters.accelerator import NoCountersError
 
     try:
         meter = accelerator_meter(kind, index)
@@ -206,7 +206,7 @@ def accelerator_meter(kind: str, index: int) -> "AcceleratorMeter":
     """
     import torch
 
-    from pytest_cka_memory.meters.accelerator.allocator import AllocatorStats
+    from pytest_cka_memory.meters.accelerator import AllocatorStats
     from pytest_cka_memory.meters.accelerator.by_blocks import block_meter
     from pytest_cka_memory.meters.accelerator.by_storages import AcceleratorStorageMeter
 

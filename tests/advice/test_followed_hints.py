@@ -33,7 +33,7 @@ MODULES = {
     "holders.references": {"SCRIPT_CONSTANT"},
     "holders.survivors": set(),
     "limits.figures": {"WORKER", "_FIGURE"},
-    "meters.accelerator.allocator": set(),
+    "meters.accelerator": set(),
 }
 """The modules that have hints as constants -> constants that are none."""
 _LONGEST_WORDING = 60

@@ -15,7 +15,7 @@ from values_on_both import MB, launch_unknown_kernel, on_both
 
 from emulated_cuda.errors import DeviceAssertError, StaleValueError
 from emulated_cuda.values import staleness
-from pytest_cka_memory.meters.accelerator.allocator import segments_of
+from pytest_cka_memory.meters.accelerator import segments_of
 
 # ---- Sizes that depend on values ----
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_cka_memory.meters.accelerator.allocator import Levels
+from pytest_cka_memory.meters.accelerator import Levels
 from pytest_cka_memory.meters.accelerator.by_blocks import LastLevels
 from pytest_cka_memory.meters.blocks.counter import State
 

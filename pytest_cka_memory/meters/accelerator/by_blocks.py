@@ -14,8 +14,12 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, RawFrames
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import blocks, torch_keepers
-from pytest_cka_memory.meters.accelerator import allocator
-from pytest_cka_memory.meters.accelerator.allocator import AllocatorStats, Levels, wait_for_backward
+from pytest_cka_memory.meters.accelerator import (
+    AllocatorStats,
+    Levels,
+    RequestedAllocations,
+    wait_for_backward,
+)
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.blocks import SWITCH, UNKNOWN
@@ -262,14 +266,12 @@ class AcceleratorBlockMeter(AcceleratorMeter):
     def serial(self) -> int:
         return self._counter.figures().serial
 
-    def allocations_since(self, mark: _Mark) -> allocator.RequestedAllocations:
-        return allocator.RequestedAllocations(
-            self._counter.allocations_since(mark.serial), self._device
-        )
+    def allocations_since(self, mark: _Mark) -> RequestedAllocations:
+        return RequestedAllocations(self._counter.allocations_since(mark.serial), self._device)
 
     def allocations_at(self, addresses: Collection[int]) -> Sequence[Allocation]:
         everything = self._counter.allocations_since(0)
-        requested = allocator.RequestedAllocations(everything, self._device)
+        requested = RequestedAllocations(everything, self._device)
         wanted = map(set(addresses).__contains__, everything.blocks.addresses)
         return [requested[place] for place in compress(count(), wanted)]
 

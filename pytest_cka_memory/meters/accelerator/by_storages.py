@@ -12,7 +12,7 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import objects, torch_private
-from pytest_cka_memory.meters.accelerator.allocator import (
+from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
     device_name,

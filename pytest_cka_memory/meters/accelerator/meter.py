@@ -11,9 +11,8 @@ import torch
 from pytest_cka_memory.core.allocations import RawFrames
 from pytest_cka_memory.core.reserve import ReserveState
 from pytest_cka_memory.core.retention import Holding
-from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.accelerator import allocator
-from pytest_cka_memory.meters.accelerator.allocator import (
+from pytest_cka_memory.meters import accelerator, torch_private
+from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
     device_name,
@@ -63,7 +62,7 @@ class AcceleratorMeter(Meter):
         self._drop_workspaces = torch_private.workspace_dropper(device.type)
         self._history = AllocatorHistory(device.type)
         self._patches_of_pools = JoinedPatches(
-            allocator.Captures(), allocator.Releases(device.type)
+            accelerator.Captures(), accelerator.Releases(device.type)
         )
         self._refusals = refusals_of(device.type)
         self.name = "PyTorch's caching allocator"
@@ -164,19 +163,19 @@ class AcceleratorMeter(Meter):
         wait_for_backward(self._device)
 
     def reserved_by_graphs(self) -> Sequence[Holding]:
-        return allocator.reserved_by_graphs(self._device)
+        return accelerator.reserved_by_graphs(self._device)
 
     def after_captures(self, call: Callable[[], object]) -> Callable[[], None]:
-        return allocator.after_captures(call)
+        return accelerator.after_captures(call)
 
     def before_releases(self, call: Callable[[], object]) -> Callable[[], object]:
-        return allocator.before_releases(call)
+        return accelerator.before_releases(call)
 
     def reserve(self) -> ReserveState | None:
         return reserve_of(self._device)
 
     def addresses_in_pools(self) -> frozenset[int]:
-        return allocator.addresses_in_pools(self._device)
+        return accelerator.addresses_in_pools(self._device)
 
     def refused(self) -> RefusedAllocation | None:
         return self._refusals.last(self._device)

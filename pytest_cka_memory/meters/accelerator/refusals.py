@@ -17,7 +17,7 @@ from pytest_cka_memory.core.allocations import RawFrames, line_at
 from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.reserve import PoolId, ReserveState, explain_reserve
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.accelerator.allocator import owner_of, segments_of
+from pytest_cka_memory.meters.accelerator import owner_of, segments_of
 from pytest_cka_memory.meters.base import RefusalFile, RefusedAllocation
 from pytest_cka_memory.meters.collector import without_collections
 
