@@ -18,7 +18,7 @@ from libraries import AS_THE_NOTEBOOK, Library
 from processes import LIBRARIES, Row, add_options, install, measure
 from tqdm import tqdm
 
-from pytest_cka_memory.meters.device_names import is_emulated
+from pytest_cka_memory.meters import is_emulated
 from pytest_cka_memory.reports.files import write_whole
 
 NETWORK = "resnet18"

@@ -56,7 +56,7 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
             "integrations",
             "integrations.process_roles",
         ),
-        *("meters", "meters.device_names"),
+        "meters",
         *(
             "plugin",
             "plugin.entry_point",

@@ -24,7 +24,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.two_reports import Comparison, compare
 from pytest_cka_memory.core.verdicts import parse_tolerance
 from pytest_cka_memory.errors import CkaMemoryError, DeviceError, ReportError
-from pytest_cka_memory.meters.device_names import EMULATED
+from pytest_cka_memory.meters import EMULATED
 from pytest_cka_memory.repair.programs import split_script
 from pytest_cka_memory.reports import cards as tables
 from pytest_cka_memory.reports import comparison, files, markdown, one_line, terminal

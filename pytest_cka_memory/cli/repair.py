@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from emulated_cuda.cards import CARDS
 from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
-from pytest_cka_memory.meters.device_names import EMULATED, is_emulated
+from pytest_cka_memory.meters import EMULATED, is_emulated
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
 from pytest_cka_memory.repair.programs import patched_copy

@@ -26,7 +26,7 @@ from pytest_cka_memory.laws import Sample
 from pytest_cka_memory.laws.answers import Largest
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.laws.polynomials import Point
-from pytest_cka_memory.meters import device_names
+from pytest_cka_memory.meters import EMULATED, is_emulated, parse_emulated
 
 _MEASURES = "pytest_cka_memory.cli.named_functions"
 """The module that runs in the other process."""
@@ -49,9 +49,9 @@ class Target(NamedTuple):
     @property
     def where(self) -> str:
         """The device in words, for the text of a law."""
-        if not device_names.is_emulated(self.device):
+        if not is_emulated(self.device):
             return f"{self.device}, in a process of its own"
-        wanted = device_names.parse(self.device)
+        wanted = parse_emulated(self.device)
         values = "without values" if wanted.values is False else "with values"
         return f"an emulated {wanted.card} {values}, in a process of its own"
 
@@ -83,14 +83,14 @@ def target_of(
             raise ValueError(f"law({step!r}): write 'FILE.py:FUNCTION' or 'MODULE:FUNCTION'")
         if card is not None and device is not None:
             raise ValueError(f"law(card={card!r}, device={device!r}): write only one of the two")
-        device_name = device or f"{device_names.EMULATED}:{card or DEFAULT_CARD},values=off"
+        device_name = device or f"{EMULATED}:{card or DEFAULT_CARD},values=off"
         name = step
-    elif device is not None and str(device).startswith(device_names.EMULATED):
+    elif device is not None and str(device).startswith(EMULATED):
         device_name, name = str(device), _name_of(step)
     else:
         return None
-    if device_names.is_emulated(device_name):
-        device_names.parse(device_name)
+    if is_emulated(device_name):
+        parse_emulated(device_name)
     if MARK in os.environ:
         raise RegionError(
             f"law({name!r}) was called while the file of a step was imported to measure it; "
@@ -241,7 +241,7 @@ def _how_it_ended(run: "subprocess.CompletedProcess[str]") -> str:
 
 def _environment(target: Target) -> dict[str, str]:
     environment = {**os.environ, MARK: "1"}
-    if device_names.is_emulated(target.device):
+    if is_emulated(target.device):
         # What this process emulates, and which GPU it uses, is not for the other one.
         environment.pop(_EMULATION, None)
         environment.pop("CUDA_VISIBLE_DEVICES", None)

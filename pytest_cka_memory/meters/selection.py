@@ -6,9 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import device_names
+from pytest_cka_memory.meters import EMULATED, KNOWN_DEVICES, is_emulated, parse_emulated
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
@@ -46,7 +45,7 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
         DeviceError: for a device that is unknown, not available, or no longer supported.
     """
     _refuse_predicted(name)
-    if device_names.is_emulated(name):
+    if is_emulated(name):
         _load_emulated(name)
         name = "cuda"
     kind = name.partition(":")[0]
@@ -109,7 +108,7 @@ def _refuse_predicted(name: str) -> None:
     from emulated_cuda.cards import CARDS  # most sessions need no card
 
     card = name.removeprefix("predict:cuda")
-    instead = device_names.EMULATED + (card if card[1:] in CARDS else "")
+    instead = EMULATED + (card if card[1:] in CARDS else "")
     raise DeviceError(
         f"predict:cuda was removed, and {name!r} was given; write {instead}, which runs torch's "
         "own CUDA allocator without a GPU. It requires Linux on x86-64 and a CUDA build of torch, "
@@ -144,7 +143,7 @@ def _load_emulated(name: str) -> None:
     """Load the emulated device, unless a session has: under torchrun with a device per rank."""
     import emulated_cuda
 
-    wanted = device_names.parse(name)
+    wanted = parse_emulated(name)
     loaded = emulated_cuda.loaded()
     if (
         loaded is None

@@ -15,7 +15,7 @@ import pytest
 import emulated_cuda
 from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import device_names
+from pytest_cka_memory.meters import EMULATED, parse_emulated
 from pytest_cka_memory.plugin.options import early_device, early_device_given_by, given_by
 from pytest_cka_memory.plugin.pytest_private import fail
 
@@ -33,7 +33,7 @@ def load_emulated_device(early_config: pytest.Config) -> None:
             looked for devices before, it names the plugins that imported torch.
     """
     try:
-        wanted = device_names.parse(early_device(early_config) or device_names.EMULATED)
+        wanted = parse_emulated(early_device(early_config) or EMULATED)
         devices = max(wanted.devices, _local_ranks())
         emulated_cuda.load(
             wanted.card, devices, values=wanted.values, late_events=wanted.late_events

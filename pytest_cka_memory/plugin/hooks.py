@@ -70,7 +70,7 @@ class Hooks:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         settings = session.config.stash[settings_key]
         if settings.names_accelerator and process_roles.is_controller(session.config):
-            from pytest_cka_memory.meters.device_names import is_emulated
+            from pytest_cka_memory.meters import is_emulated
 
             if is_emulated(settings.device):
                 return  # loaded already, or refused

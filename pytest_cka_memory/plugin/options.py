@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
+from pytest_cka_memory.meters import KNOWN_DEVICES
 
 BASELINE_FILE = "cka-memory-baseline.json"
 """Name of the baseline file, in pytest's root folder, if no option names another."""

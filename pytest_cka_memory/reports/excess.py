@@ -20,7 +20,7 @@ from pytest_cka_memory.core.reserve import (
 )
 from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import Breach
-from pytest_cka_memory.meters.device_names import is_emulated
+from pytest_cka_memory.meters import is_emulated
 from pytest_cka_memory.reports import wrapped
 from pytest_cka_memory.units import MB, counted, format_with_unit
 

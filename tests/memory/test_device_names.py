@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.device_names import is_emulated, parse
+from pytest_cka_memory.meters import is_emulated, parse_emulated
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from pytest_cka_memory.meters.device_names import is_emulated, parse
 )
 def test_name_gives_the_card_and_the_settings(name, card, values):
     """A device name gives a card and settings, which are both optional."""
-    found = parse(name)
+    found = parse_emulated(name)
     assert (found.card, found.values) == (card, values)
     assert is_emulated(name)
 
@@ -34,7 +34,7 @@ def test_name_gives_the_card_and_the_settings(name, card, values):
 )
 def test_name_says_when_events_come(name, late):
     """An event is done at once, unless the name says that events are late."""
-    assert parse(name).late_events is late
+    assert parse_emulated(name).late_events is late
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_name_says_when_events_come(name, late):
 def test_wrong_name_is_refused_with_what_to_write(name, message):
     """The error for a wrong device name names the part that is wrong."""
     with pytest.raises(DeviceError, match=message):
-        parse(name)
+        parse_emulated(name)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "emulate", "emulate:cudax", "cpu"])
@@ -85,4 +85,4 @@ def test_automatic_number_of_devices_is_that_of_the_ranks_on_this_machine(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert parse("emulate:cuda:t4,devices=auto").devices == devices
+    assert parse_emulated("emulate:cuda:t4,devices=auto").devices == devices

@@ -15,8 +15,8 @@ import torch
 
 from emulated_cuda import activation
 from emulated_cuda.loading.loaded import Loaded, loaded
+from pytest_cka_memory.meters import EMULATED
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.device_names import EMULATED
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _NO_GPU = (
