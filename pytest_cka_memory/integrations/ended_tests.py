@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_cka_memory.integrations import process_roles
+from pytest_cka_memory.integrations import is_worker
 from pytest_cka_memory.reports.tables import LARGEST_PROPERTY
 
 VARIABLE = "PYTEST_CKA_MEMORY_ENDED_TESTS"
@@ -19,7 +19,7 @@ VARIABLE = "PYTEST_CKA_MEMORY_ENDED_TESTS"
 
 def pytest_configure(config: pytest.Config) -> None:
     path = os.environ.get(VARIABLE)
-    if path and not process_roles.is_worker(config):
+    if path and not is_worker(config):
         config.pluginmanager.register(EndedTests(Path(path)))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pytest_cka_memory.errors import RankError
-from pytest_cka_memory.integrations.process_roles import Rank
+from pytest_cka_memory.integrations import Rank
 
 SHORT_WAIT_S = 5.0
 """How long a rank that is being stopped still waits for the others."""

@@ -91,7 +91,7 @@ def start(config: pytest.Config) -> "Reporter | None":
 
     with plain_imports():
         from pytest_cka_memory.core import places
-        from pytest_cka_memory.integrations import process_roles
+        from pytest_cka_memory.integrations import is_controller, is_worker
         from pytest_cka_memory.plugin import hooks, settings
 
     named_from_root = ExitStack()
@@ -103,11 +103,11 @@ def start(config: pytest.Config) -> "Reporter | None":
         with plain_imports():
             from pytest_cka_memory.plugin.reporter import record
         record(config)
-    if not process_roles.is_controller(config):
+    if not is_controller(config):
         with plain_imports():
             from pytest_cka_memory.plugin import shared_regions
         shared_regions.collect(config)
-    if process_roles.is_worker(config):
+    if is_worker(config):
         return None
     reporter = _reporter(config)
     config.pluginmanager.register(reporter, "cka_memory_reporter")

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_cka_memory import hookspecs
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS, NO_ALLOCATIONS_HELP
-from pytest_cka_memory.integrations import process_roles
+from pytest_cka_memory.integrations import is_controller
 from pytest_cka_memory.plugin import activation, options
 from pytest_cka_memory.plugin.options import narrowed_key
 
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{NO_ALLOCATIONS}: {NO_ALLOCATIONS_HELP}")
     if activation.is_asked_for(config):
         activation.start(config)
-    elif process_roles.is_controller(config):
+    elif is_controller(config):
         config.pluginmanager.register(activation.LateReports(config))
 
 

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cka_memory.core.markers import SESSION_FIXTURE
-from pytest_cka_memory.integrations import process_roles
-from pytest_cka_memory.integrations.process_roles import this_rank
+from pytest_cka_memory.integrations import (
+    check_device,
+    is_controller,
+    is_worker,
+    take_gpu,
+    this_rank,
+)
 from pytest_cka_memory.plugin import kept_tracebacks, shared_regions
 from pytest_cka_memory.plugin.device import fail_without_meter, known_meter, meter_of
 from pytest_cka_memory.plugin.options import given_by
@@ -69,25 +74,23 @@ class Hooks:
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         settings = session.config.stash[settings_key]
-        if settings.names_accelerator and process_roles.is_controller(session.config):
+        if settings.names_accelerator and is_controller(session.config):
             from pytest_cka_memory.meters import is_emulated
 
             if is_emulated(settings.device):
                 return  # loaded already, or refused
-            process_roles.check_device(
-                session.config, settings.device, given_by(session.config, "device")
-            )
+            check_device(session.config, settings.device, given_by(session.config, "device"))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         config = session.config
         if config.option.collectonly:
             return
         # It cannot refuse to start: its tests report what is wrong.
-        if process_roles.is_worker(config):
+        if is_worker(config):
             # An emulated device belongs to its worker alone, and "cuda:1" counts all visible GPUs.
             can_choose = config.stash[settings_key].can_choose_gpu
             if can_choose and any(map(_may_use_device, session.items)):
-                process_roles.take_gpu(config)
+                take_gpu(config)
             return
         check(session.items)
         if config.stash[settings_key].names_accelerator:

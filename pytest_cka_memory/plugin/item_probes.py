@@ -21,7 +21,7 @@ from pytest_cka_memory.core.figure_rows import TIMELINE
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.retention import GROWTH_ON_HOST
 from pytest_cka_memory.core.verdicts import Limit, judge
-from pytest_cka_memory.integrations.process_roles import this_rank
+from pytest_cka_memory.integrations import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import begin_region

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 import pytest
 
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS
-from pytest_cka_memory.integrations import process_roles
+from pytest_cka_memory.integrations import is_worker
 from pytest_cka_memory.plugin.pytest_private import fail
 
 _SIMILARITY = 0.8
@@ -27,7 +27,7 @@ def check(session: pytest.Session, unregistered: Collection[str]) -> None:
     meant = {name: near[0] for name in sorted(unregistered) if (near := _nearest(name))}
     if not meant:
         return
-    if process_roles.is_worker(session.config):
+    if is_worker(session.config):
         session.config.pluginmanager.register(_Refusal(meant))
         return
     raise pytest.UsageError(*(_found(session.items, *names) for names in meant.items()))

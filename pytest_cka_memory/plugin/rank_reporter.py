@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.errors import RankError
-from pytest_cka_memory.integrations import process_roles
-from pytest_cka_memory.integrations.process_roles import this_rank
+from pytest_cka_memory.integrations import is_controller, this_rank
 from pytest_cka_memory.integrations.torchrun import OnSigterm, RankSync
 from pytest_cka_memory.plugin.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import without_capture
@@ -93,7 +92,7 @@ def reporter(config: pytest.Config) -> Reporter:
     rank = this_rank()
     if rank is None:
         return Reporter(config)
-    if process_roles.is_controller(config):
+    if is_controller(config):
         raise pytest.UsageError(
             "-n: pytest-xdist under torchrun is not supported, because every worker would act as "
             "the rank that started it; leave out -n, or run without torchrun"

@@ -27,7 +27,7 @@ from pytest_cka_memory.core.report import (
     merged_collections,
 )
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.integrations import process_roles
+from pytest_cka_memory.integrations import is_controller, is_worker
 from pytest_cka_memory.meters import is_emulated
 from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.pytest_private import terminal_width
@@ -167,7 +167,7 @@ class CollectionRecorder:
             self._incomplete.add(file_of(report.nodeid))
 
     def pytest_sessionfinish(self) -> None:
-        if process_roles.is_worker(self._config):
+        if is_worker(self._config):
             own = self.collection()
             output: dict[str, Any] = self._config.workeroutput  # type: ignore[attr-defined]
             output[_OUTPUT] = sorted(own.tests), sorted(own.complete)
@@ -180,7 +180,7 @@ class CollectionRecorder:
 
     def collection(self) -> Collection:
         """Return what has been recorded so far."""
-        if process_roles.is_controller(self._config):
+        if is_controller(self._config):
             return merged_collections(self._of_workers)
         # --last-failed leaves tests out while it collects, without a word.
         complete = set() if self._config.getoption("lf", False) else self._passed - self._incomplete

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from pytest_cka_memory.errors import RankError
-from pytest_cka_memory.integrations.process_roles import Rank, this_rank
+from pytest_cka_memory.integrations import Rank, this_rank
 from pytest_cka_memory.integrations.torchrun import SHORT_WAIT_S, RankSync, torchrun_store
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}

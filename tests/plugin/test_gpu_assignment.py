@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_cka_memory.integrations import process_roles
+from pytest_cka_memory import integrations
 
 
 def _worker(number):
@@ -28,7 +28,7 @@ def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken)
     """
     for number, entry in enumerate(taken):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        process_roles.take_gpu(_worker(number))
+        integrations.take_gpu(_worker(number))
         assert os.environ["CUDA_VISIBLE_DEVICES"] == entry
 
 
@@ -36,26 +36,26 @@ def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken)
 def test_hidden_gpus_stay_hidden(monkeypatch, visible):
     """If the caller hides every GPU, the workers see none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert process_roles.visible_gpus() == []
-    process_roles.take_gpu(_worker(0))
+    assert integrations.visible_gpus() == []
+    integrations.take_gpu(_worker(0))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
 def test_serial_run_keeps_the_callers_gpus(monkeypatch):
     """A session without xdist keeps the GPUs that the caller has given it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    process_roles.take_gpu(SimpleNamespace())
+    integrations.take_gpu(SimpleNamespace())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
 
 
 def test_driver_lists_the_gpus_if_the_caller_names_none(monkeypatch, tmp_path):
     """Without a list the driver's folders are the GPUs, and without a driver there are none."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(process_roles, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert process_roles.visible_gpus() == []
+    monkeypatch.setattr(integrations, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert integrations.visible_gpus() == []
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
-    assert process_roles.visible_gpus() == ["0", "1"]
+    assert integrations.visible_gpus() == ["0", "1"]
 
 
 # pytest-xdist gives the first test to the first worker and the second one to the other.

@@ -5,8 +5,8 @@ import torch
 from torch.distributed import HashStore
 
 from pytest_cka_memory.core.report import ReportBuilder
+from pytest_cka_memory.integrations import Rank
 from pytest_cka_memory.integrations import torchrun as ranks
-from pytest_cka_memory.integrations.process_roles import Rank
 from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.meters import selection
 from pytest_cka_memory.plugin import rank_reporter as reporting
