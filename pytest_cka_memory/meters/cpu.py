@@ -27,8 +27,8 @@ from pytest_cka_memory.meters.blocks.other_memory import (
     add_window,
 )
 from pytest_cka_memory.meters.collector import Garbage
-from pytest_cka_memory.meters.conditions import of_kernels, processor_name
 from pytest_cka_memory.meters.objects import is_pinned, live_storages
+from pytest_cka_memory.meters.torch_versions import facts_of_kernels, processor_name
 
 
 class BlockMeter(Meter):
@@ -58,7 +58,7 @@ class BlockMeter(Meter):
         self._add_live()
 
     def conditions(self) -> dict[str, str]:
-        return of_kernels()
+        return facts_of_kernels()
 
     def start(self) -> None:
         """Do nothing: counting never stops, and memory of other libraries counts in regions."""

@@ -15,7 +15,6 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import collector, objects, torch_private, torch_versions
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.conditions import of_operators, processor_name
 from pytest_cka_memory.meters.ledger import Ledger, is_shared_memory
 from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
 from pytest_cka_memory.meters.patching import (
@@ -30,6 +29,7 @@ from pytest_cka_memory.meters.torch_private import (
     pop_mode,
     push_mode,
 )
+from pytest_cka_memory.meters.torch_versions import facts_of_operators, processor_name
 
 _ALWAYS_NEW = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
 _UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset
@@ -262,7 +262,7 @@ class StorageMeter(Meter):
         return {**super().facts(), "notes": [*self.notes, *objects.notes()]}
 
     def conditions(self) -> dict[str, str]:
-        return of_operators()
+        return facts_of_operators()
 
     def start(self) -> None:
         self.start_for(self)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_cka_memory import MemoryProbe, measure_memory_retention
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.meters.conditions import processor_name
+from pytest_cka_memory.meters.torch_versions import processor_name
 
 
 class Cycle:

@@ -28,8 +28,8 @@ from pytest_cka_memory.meters.base import (
     RefusedAllocation,
     Requests,
 )
-from pytest_cka_memory.meters.conditions import of_accelerator
 from pytest_cka_memory.meters.patching import JoinedPatches
+from pytest_cka_memory.meters.torch_versions import facts_of_accelerator
 
 _MOST_HISTORY_ENTRIES = 1_000_000
 _MOST_REQUESTS = 4_000_000
@@ -79,7 +79,7 @@ class AcceleratorMeter(Meter):
         return {**super().facts(), "cuda": torch.version.cuda if is_cuda else None}
 
     def conditions(self) -> dict[str, str]:
-        return of_accelerator(self.device)
+        return facts_of_accelerator(self.device)
 
     def start(self) -> None:
         self.start_for(self)
