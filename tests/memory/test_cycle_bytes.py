@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.measure import block_additions
+from pytest_cka_memory.measure import additions
 from pytest_cka_memory.meters import Meter
 
 
@@ -166,7 +166,7 @@ def test_region_in_which_nothing_is_live_is_not_searched_for_cycles(probe, monke
         if generation:
             collections.append(gc.collect(generation))
 
-    monkeypatch.setattr(block_additions, "collect", collect)
+    monkeypatch.setattr(additions, "collect", collect)
     with probe.measure() as region:
         torch.ones(10)
     assert region.cycle_bytes == 0
