@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
 
-from pytest_cka_memory.core.retention import Sample, middle
-from pytest_cka_memory.measure.levels import Levels, rhythm
+from pytest_cka_memory.core.retention import Levels, Sample, middle, rhythm
 from pytest_cka_memory.meters.base import (
     OLDEST,
     Garbage,
