@@ -16,10 +16,11 @@ from pytest_cka_memory.measure.evidence import (
     Explainer,
     LoopEvidence,
     Notifier,
+    ReserveEvidence,
+    WithRecording,
     explains_host,
 )
 from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
-from pytest_cka_memory.measure.reserve import ReserveEvidence, WithRecording
 from pytest_cka_memory.meters.collector import not_counted
 
 if TYPE_CHECKING:
