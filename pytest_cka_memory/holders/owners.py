@@ -85,6 +85,9 @@ _POOL = (
 )
 
 
+_IN_CPP = "no Python object was found that keeps this memory alive, so C++ code keeps it; {}"
+
+
 _FREED_WITH_MODEL = (
     "the buckets are freed with the model; delete the model, its optimizer and its hooks"
 )
@@ -156,10 +159,7 @@ def without_object(allocation: Allocation) -> str:
         return _BUCKETS
     if allocation.may_be_unowned and not autocast_is_caching():
         return unowned()
-    return (
-        "no Python object was found that keeps this memory alive, so C++ code keeps it; "
-        f"{_possible(allocation)}"
-    )
+    return _IN_CPP.format(_possible(allocation))
 
 
 def maker_of(allocation: Allocation) -> str | None:
