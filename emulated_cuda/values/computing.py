@@ -271,8 +271,7 @@ class _Computation:
             raise RuntimeError(unknown[1])
         if computed is not _WRITTEN:
             raise RuntimeError(
-                f"the emulated device cannot replay {self._name}, because the form of its result "
-                "(e.g. its number of elements) depends on values"
+                f"cannot replay {self._name}: the form of its result depends on values"
             )
 
     def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int, int]:

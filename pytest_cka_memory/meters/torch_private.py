@@ -156,10 +156,7 @@ def _never(_: torch.Tensor) -> bool:
 
 
 is_lazy_clone: Callable[[torch.Tensor], bool] = _found(
-    "torch._C._is_cow_tensor",
-    _never,
-    "the search for what keeps a tensor alive copies lazy clones, such as those of "
-    "torch._lazy_clone()",
+    "torch._C._is_cow_tensor", _never, "reports copy lazy clones (torch._lazy_clone)"
 )
 """Whether a tensor shares its data until one of those that share it is written or asked for its
 address; raises NotImplementedError for a tensor without a storage."""
@@ -167,8 +164,7 @@ address; raises NotImplementedError for a tensor without a storage."""
 _is_wrapped = _found(
     "torch._C._functorch.is_functorch_wrapped_tensor",
     _never,
-    "reports do not name tensors that torch.func or torch.vmap has wrapped as what keeps memory "
-    "alive",
+    "reports do not name tensors that torch.func or torch.vmap has wrapped",
 )
 _unwrapped = _found("torch._C._functorch.get_unwrapped", None)
 
@@ -195,8 +191,7 @@ TENSOR_HOOKS = tuple(
     if _found(
         f"torch.Tensor.{name}",
         None,
-        "any dict that belongs to a tensor is taken for its hooks, so a hint may wrongly be about "
-        "a hook",
+        "hints may take any dict of a tensor for the dict of its hooks",
     )
 )
 """Attributes of a tensor that contain its hooks."""
@@ -205,11 +200,7 @@ KNOWS_TENSOR_HOOKS = len(TENSOR_HOOKS) == 2
 
 TRACERS = ("trace", "trace_module") + (
     ("_get_trace_graph",)
-    if _found(
-        "torch.jit._get_trace_graph",
-        None,
-        "torch.onnx may export a wrong graph while memory is measured",
-    )
+    if _found("torch.jit._get_trace_graph", None, "torch.onnx may export wrong graphs if measured")
     else ()
 )
 """Functions of ``torch.jit`` that trace; ``torch.onnx`` uses the last one."""
@@ -277,15 +268,13 @@ def keep_compilable(replacement: Any) -> None:
 
 
 use_count: Callable[[torch.Tensor], int] = _found(
-    "torch.Tensor._use_count",
-    lambda _: 0,
-    "reports do not verify that the reference that they name is the only one",
+    "torch.Tensor._use_count", lambda _: 0, "reports do not verify that a reference is the only one"
 )
 """Returns how many references a tensor has in C++; one of them is that of its Python object."""
 storage_use_count: Callable[[int], int] = _found(
     "torch._C._storage_Use_Count",
     lambda _: 0,
-    "reports do not verify that the tensor that they name is the only one of its storage",
+    "reports do not verify that a tensor is the only one",
 )
 """Returns how many tensors and Python objects use the storage at an address in C++."""
 
@@ -309,8 +298,7 @@ class _NoFunction:
 FUNCTION_BASE: type = _found(
     "torch._C._FunctionBase",
     _NoFunction,
-    "memory that only custom autograd Functions in garbage keep alive counts as in use, not as "
-    "garbage",
+    "memory that only garbage autograd Functions keep alive counts as in use",
 )
 """The base of the nodes of custom autograd functions."""
 
@@ -329,8 +317,7 @@ SHARING = tuple(
     if _found(
         f"torch.UntypedStorage.{name}",
         None,
-        "tensors moved to shared memory, e.g. to be sent to worker processes, count as new "
-        "allocations",
+        "tensors moved to shared memory (e.g. for worker processes) count as new allocations",
     )
 )
 """Methods of a storage on the CPU that move it to shared memory, one for each strategy."""

@@ -29,18 +29,18 @@ EXPECTED_NOTES = {
     "torch.Tensor._indices": "not coalesced are not counted",
     "torch.Tensor._values": "not coalesced are not counted",
     "torch.cpu._is_amx_tile_supported": None,
-    "torch._C._is_cow_tensor": "copies lazy clones",
+    "torch._C._is_cow_tensor": "reports copy lazy clones",
     "torch._C._functorch.is_functorch_wrapped_tensor": "do not name tensors that torch.func",
     "torch._C._functorch.get_unwrapped": None,
     "torch.utils._device._device_constructors": None,
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": None,
-    "torch.UntypedStorage._share_fd_cpu_": "to worker processes, count as new allocations",
-    "torch.UntypedStorage._share_filename_cpu_": "to worker processes, count as new allocations",
-    "torch.Tensor._backward_hooks": "is taken for its hooks",
-    "torch.Tensor._post_accumulate_grad_hooks": "is taken for its hooks",
-    "torch.Tensor._use_count": "reports do not verify that the reference",
-    "torch._C._storage_Use_Count": "reports do not verify that the tensor",
-    "torch._C._FunctionBase": "custom autograd Functions in garbage",
+    "torch.UntypedStorage._share_fd_cpu_": "for worker processes) count as new",
+    "torch.UntypedStorage._share_filename_cpu_": "for worker processes) count as new",
+    "torch.Tensor._backward_hooks": "any dict of a tensor for the dict of its hooks",
+    "torch.Tensor._post_accumulate_grad_hooks": "any dict of a tensor for the dict of its hooks",
+    "torch.Tensor._use_count": "reports do not verify that a reference",
+    "torch._C._storage_Use_Count": "reports do not verify that a tensor",
+    "torch._C._FunctionBase": "only garbage autograd Functions",
     "torch._C._autograd.SavedTensor": None,
     "torch._C._autograd.SavedTensor.data": None,
     "torch._C.ScriptFunction": None,
@@ -48,7 +48,7 @@ EXPECTED_NOTES = {
     "torch._C.ScriptDict": None,
     "torch.autograd._get_sequence_nr": "if an autograd graph grows that keeps no tensors",
     "torch.autograd.graph._engine_run_backward": "no line of code for what a backward",
-    "torch.jit._get_trace_graph": "torch.onnx may export a wrong graph",
+    "torch.jit._get_trace_graph": "torch.onnx may export wrong graphs",
 }
 """Each name that may be missing -> part of the note about it; None if nothing is lost."""
 
@@ -202,7 +202,7 @@ def hint_of(make: Callable[[], object]) -> str | None:
 
 
 def test_a_search_copies_lazy_clones_only_without_is_lazy_clone(without) -> None:
-    """Without is_lazy_clone a search copies lazy clones, because it reads their data's address."""
+    """Without is_lazy_clone a search reports copy lazy clones, because it reads their data's address."""
     clone = torch._lazy_clone(torch.zeros(100))
     rules = tensor_rules()(torch.Tensor)
     assert len(rules.keys(torch.zeros(100))) == 2
