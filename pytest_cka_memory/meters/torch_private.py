@@ -272,9 +272,7 @@ use_count: Callable[[torch.Tensor], int] = _found(
 )
 """Returns how many references a tensor has in C++; one of them is that of its Python object."""
 storage_use_count: Callable[[int], int] = _found(
-    "torch._C._storage_Use_Count",
-    lambda _: 0,
-    "reports do not verify that a tensor is the only one",
+    "torch._C._storage_Use_Count", lambda _: 0, "reports do not count the users of a storage"
 )
 """Returns how many tensors and Python objects use the storage at an address in C++."""
 

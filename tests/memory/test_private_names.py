@@ -39,7 +39,7 @@ EXPECTED_NOTES = {
     "torch.Tensor._backward_hooks": "any dict of a tensor for the dict of its hooks",
     "torch.Tensor._post_accumulate_grad_hooks": "any dict of a tensor for the dict of its hooks",
     "torch.Tensor._use_count": "reports do not verify that a reference",
-    "torch._C._storage_Use_Count": "reports do not verify that a tensor",
+    "torch._C._storage_Use_Count": "reports do not count the users",
     "torch._C._FunctionBase": "only garbage autograd Functions",
     "torch._C._autograd.SavedTensor": None,
     "torch._C._autograd.SavedTensor.data": None,
@@ -202,7 +202,7 @@ def hint_of(make: Callable[[], object]) -> str | None:
 
 
 def test_a_search_copies_lazy_clones_only_without_is_lazy_clone(without) -> None:
-    """Without is_lazy_clone a search reports copy lazy clones, because it reads their data's address."""
+    """Without is_lazy_clone a search copies lazy clones, because it reads their data's address."""
     clone = torch._lazy_clone(torch.zeros(100))
     rules = tensor_rules()(torch.Tensor)
     assert len(rules.keys(torch.zeros(100))) == 2
