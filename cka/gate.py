@@ -128,7 +128,9 @@ def same_representations(
         SettingError: if ``at_least`` is not between 0 and 1.
     """
     if not 0 < at_least <= 1:
-        raise SettingError(f"at_least must be above 0 and at most 1, got {at_least!r}; write 0.999")
+        raise SettingError(
+            f"at_least must be above 0 and at most 1, got {at_least!r}; write e.g. 0.999"
+        )
     with warnings.catch_warnings():
         # The agreement that is returned states what the warnings would say.
         warnings.simplefilter("ignore", CKAWarning)

@@ -232,7 +232,8 @@ def _of_stored(
         checked = StoredSettings(**settings)
     except TypeError as error:
         raise SettingError(
-            f"compare_many accepts the settings of compare_features for stored features: {error}"
+            f"compare_many got a setting that it does not accept for stored features: {error}; "
+            "use only the settings of compare_features"
         ) from None
     numbers = _numbers(len(models), pairs)
     names = list(models)

@@ -79,8 +79,8 @@ def missing_extra(package: str, needed_for: str) -> MissingExtraError:
         needed_for: what needs it, as a user writes it.
     """
     return MissingExtraError(
-        f"{needed_for} needs {package}, which is not installed; "
-        'install it with: pip install "pytest-cka-memory[plot]"'
+        f"{needed_for} needs {package}, which is not installed; run pip install "
+        "'pytest-cka-memory[plot]'"
     )
 
 

@@ -69,51 +69,62 @@ NEEDED_NAMES = Row(
         "torch._conj",
         "torch._neg_view",
     ),
-    "private names of torch by which values are computed; if one is missing, values=on is refused",
+    "private names of torch that the emulated device uses to compute values; if this torch lacks "
+    "one, values=on is refused",
 )
 DEVICE_COUNT = Row(
     "_ZN3c104cuda12device_countEv",
-    "c10::cuda::device_count() in libc10_cuda.so; needed if torch is imported before the device",
+    "c10::cuda::device_count() in libc10_cuda.so; called if torch was imported before the "
+    "emulated device is loaded",
 )
 LATE_LIBRARIES = Row(
     ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"),
     "libraries that torch loads when they are first needed",
 )
-KERNELS = Row("libtorch_cuda.so", "the library that has the most of torch's kernels")
-BACKWARD_THREAD = Row("pt_autograd", "how the names of torch's threads for backward passes begin")
+KERNELS = Row("libtorch_cuda.so", "the library with most of torch's CUDA kernels")
+BACKWARD_THREAD = Row(
+    "pt_autograd", "start of the names of the threads in which torch runs backward passes"
+)
 OBJECT_COLLECTIVES = Row(
     ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     "functions of torch.distributed that send Python objects in tensors on the device and read "
-    "their sizes back; if no values are computed, they use Gloo",
+    "their sizes back; if no values are computed, the emulated device sends these objects over "
+    "Gloo",
 )
-SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
+SINGULAR = Row("_LinAlgError", "name of torch's error for a matrix that cannot be decomposed")
 MEASURING = Row(
     ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),
     "modules in which Inductor times kernels to choose the fastest; if this torch lacks them, its "
     "choice, and so the measured memory, may depend on what Inductor has cached",
 )
-LIBRARY_CHOICE = Row("ExternKernelCaller", "Inductor's name for a kernel of a library, as cuBLAS's")
+LIBRARY_CHOICE = Row(
+    "ExternKernelCaller",
+    "Inductor's class for calling a kernel of a library, such as cuBLAS, instead of generating one",
+)
 PACKAGING = Row(
     ("torch._inductor.compile_fx", "compile_fx_aot"),
-    "module and function by which AOTInductor compiles a model; if this torch lacks the function, "
-    "reading what a package has computed raises an error that names the kernel",
+    "function that AOTInductor uses to compile a model; if this torch lacks it, the outputs of a "
+    "compiled package (.pt2) have no values, and reading them raises an error that names the "
+    "kernel",
 )
 INDUCTOR_SETTINGS = Row(
     {"TORCHINDUCTOR_BENCHMARK_EPILOGUE_FUSION": "0", "TORCHINDUCTOR_SHAPE_PADDING": "0"},
-    "two choices that Inductor would make by timing kernels, for which it would allocate memory",
+    "environment variables that stop Inductor from timing kernels to make two of its choices, "
+    "because timing allocates memory",
 )
 
 # ---- English texts of errors and warnings ----
 
 OVERRIDE_WARNING = Row(
     "Warning only once for all operators",
-    "begins the warning about the first kernel that is put before one of torch's",
+    "start of the warning that torch prints when a kernel replaces one of its own for the first "
+    "time",
     newest=(2, 12),
 )
 NOT_A_TENSOR = Row(
     "Expected a value of type 'Tensor'",
-    "the error by which torch refuses a number in place of a tensor; if its text differs, such "
-    "calls compute no value",
+    "part of torch's error for a number that is passed in place of a tensor; if this torch words "
+    "the error differently, such calls compute no value",
 )
 REFUSED = Row(
     re.compile(
@@ -121,7 +132,8 @@ REFUSED = Row(
         "|RUNTIME_PREREQUISITE_MISSING"  # cuDNN asks the driver
         "|INTERNAL ASSERT FAILED"  # about what a kernel would have written
     ),
-    "a CUDA operator fails because there is no GPU; other errors are raised to the user",
+    "errors of a CUDA operator that fails only because there is no GPU; other errors are raised "
+    "to the user",
 )
 UNSUPPORTED = Row(
     re.compile(
@@ -130,7 +142,8 @@ UNSUPPORTED = Row(
         r"must have the same dtype|same dtype|to have the same dtype|not compiled with",
         re.IGNORECASE,
     ),
-    "the CPU lacks an operator for these types; single precision is tried, then there is no value",
+    "errors of an operator that does not support these types on the CPU; the emulated device then "
+    "tries single precision, and if that fails too, the result has no value",
 )
 ABOUT_VALUES = Row(
     re.compile(
@@ -139,7 +152,9 @@ ABOUT_VALUES = Row(
         r"expects all elements of|to be true, but got false",
         re.IGNORECASE,
     ),
-    "the CPU refuses a value; it is raised as a device-side assert, otherwise there is no value",
+    "errors of an operator that refuses a value on the CPU, such as an index out of range; the "
+    "emulated device raises them as a device-side assert, and after other errors the result has "
+    "no value",
 )
 
 

@@ -23,7 +23,7 @@ def megabytes(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SizeError(f"cannot read {value!r} as a memory size; write a number of MB, e.g. 1.5")
     if not 0 <= value <= _MOST:  # also true for NaN
-        raise SizeError(f"a memory size cannot be {value!r}; write a number of MB, 0 or more")
+        raise SizeError(f"a memory size cannot be {value!r}; write a number of MB of at least 0")
     return round(value * MB)
 
 

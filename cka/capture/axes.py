@@ -204,8 +204,8 @@ class AxesOfLayers:
             why = f" ({self.probed.problem})" if self.probed.problem else ""
             raise InputError(
                 f"the output of {call.label!r}, of shape {shape}, has more than one axis of "
-                f"{samples}, the number of samples. To tell them apart, CKA runs the model on "
-                f"fewer samples too, but this failed{why}; {_WRITE}"
+                f"length {samples}, the number of samples in the batch. To tell them apart, CKA "
+                f"runs the model on fewer samples too, but this failed{why}; {_WRITE}"
             )
         return 0 if equal == [0] else None
 

@@ -337,7 +337,9 @@ def null_distribution(
         SettingError: if ``n`` is less than 1, or the kernel or estimator is unknown.
     """
     if n < 1:
-        raise SettingError(f"the number of permutations must be at least 1, got {n}; write 999")
+        raise SettingError(
+            f"the number of permutations must be at least 1, got {n}; write e.g. 999"
+        )
     for features in (x, y):
         if isinstance(features, (list, tuple)):
             raise InputError(

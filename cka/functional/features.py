@@ -151,7 +151,7 @@ def cka_from_features(
                 else "CKA is NaN because the features contain NaN or infinity"
             )
             + (
-                ", or are too few for estimator='sampled_neurons'"
+                ", or the features are too few for estimator='sampled_neurons'"
                 if estimator == "sampled_neurons"
                 else ""
             ),

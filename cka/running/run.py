@@ -369,7 +369,7 @@ class Run:
                 ),
                 (
                     f"batches with fewer than {self._estimator.min_samples} samples are left out; "
-                    "their numbers of samples",
+                    "numbers of samples in these batches",
                     [str(size) for size in self._skipped_sizes],
                 ),
             ]

@@ -91,7 +91,7 @@ def check_kernels(card: Card, cuda: tuple[int, int]) -> None:
     if too_old or too_new:
         raise DeviceError(
             f"torch for CUDA {cuda[0]}.{cuda[1]} has no kernels for the {card.title} (compute "
-            f"capability {capability[0]}.{capability[1]}); name another card"
+            f"capability {capability[0]}.{capability[1]}); write the name of another card"
         )
 
 
@@ -106,8 +106,8 @@ def check_addresses(size: int) -> None:
     except OSError as error:
         raise DeviceError(
             f"the system refused the {size >> 30:,} GB of address space that an emulated CUDA "
-            f"device reserves ({error.strerror}). Hardly any memory is used; run 'ulimit -v "
-            "unlimited' first, and do not set vm.overcommit_memory to 2"
+            f"device reserves ({error.strerror}). The address space takes hardly any memory; run "
+            "'ulimit -v unlimited' first, and do not set vm.overcommit_memory to 2"
         ) from error
 
 
@@ -125,8 +125,8 @@ def check_no_driver_in_use() -> None:
     driver_in_use = nvml or (driver if driver is not None and _is_started(driver) else None)
     if driver_in_use is not None:
         raise TooLateError(
-            "the emulated CUDA device comes too late: it replaces NVIDIA's driver, but this "
-            f"process already uses {driver_in_use}; {LOAD_BEFORE}"
+            "it is too late to load the emulated CUDA device: it replaces NVIDIA's driver, but "
+            f"this process already uses {driver_in_use}; {LOAD_BEFORE}"
         )
 
 
@@ -320,8 +320,8 @@ class Library:
         if count() == 0 and visible.value > 0:
             self._functions.emulated_give_back()
             raise TooLateError(
-                "the emulated CUDA device comes too late: this process has already asked torch "
-                f"for CUDA devices, and torch remembers that there are none; {LOAD_BEFORE}"
+                "it is too late to load the emulated CUDA device: this process has already asked "
+                f"torch for CUDA devices, and torch remembers that there are none; {LOAD_BEFORE}"
             )
         # The real runtime was told which kernels there are, and CUB runs only what it was compiled
         # for. torch.cuda.get_arch_list() would forbid CUDA to processes that are forked later.

@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_words,
         default=[],
         metavar="SECTIONS",
-        help="with -q, show only these sections, separated by commas; there are MEMORY and PIDS",
+        help="with -q, show only these sections, separated by commas; available: MEMORY, PIDS",
     )
     add(
         "-i",
@@ -216,8 +216,8 @@ NOTE = (
     "utilization, temperature and power are fixed values"
 )
 OVERFULL = (
-    "The processes together use more memory than the card has, because each process has a whole "
-    "card"
+    "The processes together use more memory than the card has, because the emulated device gives "
+    "each process a whole card"
 )
 
 

@@ -67,7 +67,8 @@ class _Instruction:
         kinds = [m for m in self.modifiers if m in _TYPES or m in _PAIRS]
         if not kinds:
             raise NotComputed(
-                f"the PTX instruction {self.name}, which is written without a type such as .f32"
+                f"cannot compute the PTX instruction {self.name}, which is written without a type "
+                "such as .f32"
             )
         return kinds[0]
 
@@ -151,7 +152,9 @@ def _product(instruction: _Instruction, has_sign: bool) -> Callable[..., torch.T
 
 
 def _unknown(instruction: _Instruction) -> Any:
-    raise NotComputed(f"the PTX instruction {'.'.join((instruction.name, *instruction.modifiers))}")
+    raise NotComputed(
+        f"cannot compute the PTX instruction {'.'.join((instruction.name, *instruction.modifiers))}"
+    )
 
 
 # ---- Instructions that are more than a function of one type ----
@@ -275,10 +278,10 @@ def _instructions(text: str) -> list[_Instruction]:
             r"(?:@(!?[%\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)?)*)\s*(.*)", line, re.DOTALL
         )
         if parts is None or "[" in line or "<" in line:
-            raise NotComputed(f"the PTX instruction {line}")
+            raise NotComputed(f"cannot compute the PTX instruction {line}")
         special = _SPECIAL.search(line)
         if special is not None:
-            raise NotComputed(f"the register {special[0]} in assembly")
+            raise NotComputed(f"cannot read the register {special[0]} in assembly")
         operands = tuple(operand.strip() for operand in parts[4].split(",") if operand.strip())
         modifiers = tuple(parts[3].split(".")[1:])
         instructions.append(_Instruction(parts[2], modifiers, operands, parts[1] or ""))
@@ -309,7 +312,7 @@ def _read(values: Registers, operand: str, dtype: torch.dtype) -> torch.Tensor:
     try:
         number = float(operand) if dtype.is_floating_point else int(operand.rstrip("U"), 0)
     except ValueError:
-        raise NotComputed(f"the PTX operand {operand}") from None
+        raise NotComputed(f"cannot read the PTX operand {operand}") from None
     if dtype.is_floating_point or dtype is torch.bool:
         return torch.tensor(number).to(dtype)
     return torch.tensor(int(number) & (2**63 - 1) if int(number) >= 0 else int(number)).to(dtype)

@@ -209,9 +209,9 @@ def loop_while(op: Operation) -> Compute:
             raise KernelError(
                 KernelError.TIMEOUT,
                 f"the launch timed out and was terminated: a loop of the kernel {programs.name} "
-                f"did not end after {MOST_ITERATIONS:,} iterations. It may wait for a program "
-                "that runs later, because the emulated device runs programs one after the other "
-                "or in step; use a GPU for such a kernel",
+                f"did not end after {MOST_ITERATIONS:,} iterations. The loop may be waiting for "
+                "another program of the grid that has not run yet, because the emulated device "
+                "does not run programs concurrently; run such a kernel on a GPU",
             )
         programs.active = outer
         return results or []
@@ -224,7 +224,7 @@ def call(op: Operation) -> Compute:
     """Call a function that Triton has not inlined."""
     name = re.match(r'@("[^"]*"|[\w$.-]+)', op.text)
     if name is None:
-        raise NotComputed(f"the call {op.text}")
+        raise NotComputed(f"cannot compute the call {op.text}")
     callee = name[1].strip('"')
 
     def compute(programs: Programs, *arguments: Any) -> Any:

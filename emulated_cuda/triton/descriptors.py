@@ -52,7 +52,7 @@ def kind_of(name: str, element: Type) -> tuple[int, str]:
     """
     letter = _LETTERS.get(element.dtype)
     if _KINDS.get(name, -1) < 0 or letter is None:
-        raise NotComputed(f"the atomic operation {name} on {element.element}")
+        raise NotComputed(f"cannot compute the atomic operation {name} on {element.element}")
     return _KINDS[name], letter.upper() if name in ("umax", "umin") else letter
 
 
@@ -96,8 +96,9 @@ def wait_for_value(op: Operation) -> Compute:
             raise KernelError(
                 KernelError.TIMEOUT,
                 f"the launch timed out and was terminated: the kernel {programs.name} waits for a "
-                "value that no earlier program has written, because the emulated device runs "
-                "programs one after the other; use a GPU for such a kernel",
+                "value that no earlier program of the grid has written. The program that writes "
+                "it has not run yet, because the emulated device does not run programs "
+                "concurrently; run such a kernel on a GPU",
             )
         return is_there
 
@@ -173,7 +174,7 @@ def block_of(kind: Type) -> tuple[Type, list[int]]:
     """Return the type of an element and the shape of a block from the type of a descriptor."""
     type_match = re.search(r"<(?:tensor<)?((?:\d+x)+)([\w]+)", kind.element)
     if type_match is None:
-        raise NotComputed(f"the descriptor {kind.element}")
+        raise NotComputed(f"cannot read the tensor descriptor {kind.element}")
     return Type(type_match[2]), [int(length) for length in type_match[1].split("x")[:-1]]
 
 

@@ -86,7 +86,7 @@ class Kernel:
         self.name = name
         public = [function for function in functions.values() if function.is_public]
         if not public:
-            raise NotComputed("a missing public function")
+            raise NotComputed("cannot find a public function in the code of the kernel")
         self._main = public[0]
         self.accessed = accessed(self._main)
         # Not raised: what such a kernel writes must be known, so that it can be marked as stale.
@@ -253,9 +253,7 @@ def _launch(
         return 0
     if isinstance(kernel, NotComputed):
         # Without its text, not even what it writes is known: all values count as unknown.
-        _library.emulated_note_work(
-            f"{name} (its Triton code cannot be interpreted because of {kernel})".encode()
-        )
+        _library.emulated_note_work(f"{name} ({kernel})".encode())
         return 0
     may_be_stale = staleness.is_possible()
     if kernel.problem is None:
@@ -273,7 +271,7 @@ def _record(
     """Compute a launch at each replay of a graph."""
     problem = kernel if isinstance(kernel, NotComputed) else kernel.problem
     if isinstance(kernel, NotComputed) or problem is not None:
-        text = f"{name} (which uses {problem})".encode()
+        text = f"{name} ({problem})".encode()
         graphs.record(lambda seed: _library.emulated_note_work(text), number=capture)
         return
     # Read now, as a card does: a replay has the arguments of the capture, whatever changed since.
@@ -293,7 +291,7 @@ def _mark(kernel: Kernel, pointers: Any, reason: str) -> None:
     """Mark what a kernel may have written as not computed."""
     written = tensors_at(kernel.addresses(kernel.accessed.written, pointers))
     if written is None or not kernel.accessed.is_complete:
-        _library.emulated_note_work(f"{kernel.name} (which uses {kernel.problem})".encode())
+        _library.emulated_note_work(f"{kernel.name} ({kernel.problem})".encode())
     else:
         staleness.mark(written, reason)
 
@@ -316,7 +314,7 @@ def _propagate(kernel: Kernel, pointers: Any) -> None:
 
 def _reason(name: str, problem: NotComputed) -> str:
     return (
-        f"the emulated device did not compute the Triton kernel {name}, because it uses "
-        f"{problem}. The values that the kernel should have written are not known; call operators "
-        f"of torch instead, or use a GPU. To measure memory only, {WITHOUT_VALUES}"
+        f"the emulated device did not compute the Triton kernel {name}: {problem}. The values "
+        "that the kernel should have written are not known; call operators of torch instead, or "
+        f"use a GPU. To measure memory only, {WITHOUT_VALUES}"
     )

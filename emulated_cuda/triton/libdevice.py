@@ -268,7 +268,7 @@ def function_of(name: str) -> Function:
     )
     if conversion is not None:
         return _conversion(*conversion.groups())
-    raise NotComputed(f"libdevice's function {name}")
+    raise NotComputed(f"cannot compute libdevice's function {name}")
 
 
 def _directed(function: Function, rounding: str, name: str) -> Function:
@@ -276,7 +276,9 @@ def _directed(function: Function, rounding: str, name: str) -> Function:
     if rounding == "rn":
         return function
     if name.startswith("d"):
-        raise NotComputed(f"libdevice's function {name}, which rounds double precision")
+        raise NotComputed(
+            f"cannot compute libdevice's function {name}, which rounds double precision"
+        )
     return lambda *values: _round_to_float(function(*[v.double() for v in values]), rounding)
 
 
@@ -313,7 +315,7 @@ def external(op: Operation) -> Compute:
     """A function of a library by its symbol."""
     symbol = op.string("symbol")
     if not symbol.startswith("__nv_"):
-        raise NotComputed(f"the function {symbol} of a library")
+        raise NotComputed(f"cannot compute the function {symbol} of a library")
     function, dtype = function_of(symbol[len("__nv_") :]), op.type().dtype
 
     def compute(programs: Any, *values: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,9 @@ def parse(text: str) -> dict[str, Function]:
     try:
         return _Parser(text).functions
     except (AssertionError, IndexError, ValueError) as error:
-        raise NotComputed(f"the format of this Triton version ({error})") from None
+        raise NotComputed(
+            f"cannot read the kernel format of this Triton version ({error})"
+        ) from None
 
 
 class _Parser:

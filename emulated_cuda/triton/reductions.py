@@ -45,7 +45,7 @@ def scaled_dot(op: Operation) -> Compute:
         r"(%[\w$.#-]+)(?: scale (%[\w$.#-]+))?, (%[\w$.#-]+)(?: scale (%[\w$.#-]+))?", op.text
     )
     if forms is None or operands is None:
-        raise NotComputed(f"the product {op.text}")
+        raise NotComputed(f"cannot compute the matrix product {op.text}")
     has_left, has_right = operands[2] is not None, operands[4] is not None
     packs_rows = "lhs_k_pack = false" in op.attributes, "rhs_k_pack = false" in op.attributes
     left_form, right_form = forms[1], forms[2]

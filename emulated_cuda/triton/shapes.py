@@ -23,7 +23,7 @@ def between_floats(op: Operation) -> Compute:
     mode = re.search(r"rounding = (\w+)", op.text + op.attributes)
     if mode is not None and mode[1] not in _ROUNDINGS:
         if mode[1] != "rtz":
-            raise NotComputed(f"rounding by {mode[1]}")
+            raise NotComputed(f"cannot round by {mode[1]}")
         return lambda programs, value: _towards_zero(value, dtype)
     return lambda programs, value: rounded(value, dtype)
 
@@ -202,7 +202,7 @@ def undefined(op: Operation) -> Compute:
     """A value that the kernel does not use: zeros."""
     kind = op.type()
     if kind.is_descriptor:
-        raise NotComputed("an undefined descriptor")
+        raise NotComputed("cannot compute an undefined tensor descriptor")
     value = uncounted(torch.zeros((1, *kind.shape), dtype=kind.dtype))
     return lambda programs: value
 
@@ -275,7 +275,7 @@ def transpose(op: Operation) -> Compute:
     """The dimensions in another order."""
     order = re.search(r"order = array<i32: ([^>]*)>", op.attributes)
     if order is None:
-        raise NotComputed("tt.trans without an order")
+        raise NotComputed("cannot compute the operation tt.trans without an order of axes")
     dims = [0, *(1 + int(axis) for axis in order[1].split(","))]
     return lambda programs, a: a.permute(dims)
 

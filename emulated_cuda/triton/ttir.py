@@ -94,7 +94,7 @@ class Type:
         if self.is_pointer:
             return torch.int64
         if self.element not in DTYPES:
-            raise NotComputed(f"the type {self.element}")
+            raise NotComputed(f"cannot compute with the type {self.element}")
         return DTYPES[self.element]
 
     @property
@@ -153,7 +153,7 @@ class Operation:
         """
         number = re.search(rf"\b{name} = (-?\d+)", self.attributes)
         if number is None:
-            raise NotComputed(f"{self.name} without {name}")
+            raise NotComputed(f"cannot compute the operation {self.name} without {name}")
         return int(number[1])
 
     def string(self, name: str) -> str:
@@ -236,16 +236,18 @@ TERMINATORS = {
     *("tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
 }
 """Operations that end a block; what they mean is up to the operation around it."""
+_REPLACED = "Triton replaces it before it writes TTIR, the code that the emulated device interprets"
 NOT_COMPUTED = {
-    "tt.make_tensor_ptr": "Triton replaces it before this stage",
-    "tt.advance": "Triton replaces it before this stage",
+    "tt.make_tensor_ptr": _REPLACED,
+    "tt.advance": _REPLACED,
     **dict.fromkeys(
         (
             *("scf.execute_region", "scf.forall", "scf.forall.in_parallel", "scf.index_switch"),
             *("scf.parallel", "scf.reduce", "scf.reduce.return", "cf.switch", "ub.unreachable"),
             *("arith.scaling_extf", "arith.scaling_truncf"),
         ),
-        "no version of Triton that was tried writes at this stage",
+        "no Triton version that was tested writes it into TTIR, the code that the emulated device "
+        "interprets",
     ),
 }
 """Operations that the language has and that are known not to be computed, with the reason."""
@@ -337,5 +339,7 @@ def prepare(operation: Operation) -> Compute:
     row = OPERATIONS.get(operation.name)
     if row is None:
         why = NOT_COMPUTED.get(operation.name)
-        raise NotComputed(f"the operation {operation.name}" + (f", which {why}" if why else ""))
+        raise NotComputed(
+            f"cannot compute the operation {operation.name}" + (f" ({why})" if why else "")
+        )
     return row(operation)

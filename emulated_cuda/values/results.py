@@ -307,7 +307,8 @@ def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> bool:
             # Either device may leave a result out. If the CPU did, there is no value to write.
             return result.numel() == 0
         raise ShapeError(
-            f"the CPU returns shape {tuple(computed.shape)}, the device {tuple(result.shape)}"
+            f"the operator returns shape {tuple(computed.shape)} on the CPU, but "
+            f"{tuple(result.shape)} on the emulated device"
         )
     if result.is_quantized:
         return _write_quantized(result, computed)
@@ -330,7 +331,10 @@ def _write_quantized(result: torch.Tensor, computed: torch.Tensor) -> bool:
 def _write_nested(result: torch.Tensor, computed: torch.Tensor) -> bool:
     parts = nested_alias(result).unbind(), computed.unbind()
     if [part.shape for part in parts[0]] != [part.shape for part in parts[1]]:
-        raise ShapeError("the nested tensor's parts have other shapes on the CPU")
+        raise ShapeError(
+            "the operator returns a nested tensor whose parts have other shapes on the CPU than "
+            "on the emulated device"
+        )
     for target, part in zip(*parts, strict=True):
         target.copy_(part)
     return True

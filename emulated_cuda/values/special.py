@@ -290,13 +290,14 @@ class Argument:
 _LEAST_SQUARES = Argument(
     "driver",
     "gels",
-    "torch.linalg.lstsq: None is 'gelsy' on the CPU and 'gels' on CUDA, where no other is valid",
+    "torch.linalg.lstsq: driver=None means 'gelsy' on the CPU and 'gels' on CUDA, where 'gels' is "
+    "the only valid driver",
 )
 _SINGULAR_VALUES = Argument(
     "driver",
     None,
-    "torch.linalg.svd: it chooses a method of cuSOLVER and works on CUDA inputs only; the results "
-    "of all methods are decompositions of the same matrix",
+    "torch.linalg.svd: driver= selects a method of cuSOLVER and is valid only for CUDA inputs; "
+    "the results of all methods are decompositions of the same matrix",
 )
 CARD_ARGUMENTS = {
     "aten::linalg_lstsq": _LEAST_SQUARES,

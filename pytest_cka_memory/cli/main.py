@@ -106,7 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
 
     versus = commands.add_parser(
-        "compare", help="print the differences; exit 1 if a figure rose by more than the tolerance"
+        "compare",
+        help="print the differences between two reports; exit with status 1 if a figure rose by "
+        "more than the tolerance",
     )
     versus.add_argument("old", type=Path, metavar="OLD")
     versus.add_argument("new", type=Path, metavar="NEW")
@@ -207,8 +209,8 @@ def _trend(args: argparse.Namespace) -> int:
     sessions = history.read(args.file)
     if not sessions:
         raise ReportError(
-            f"cannot use {args.file}: it has no session; add one with pytest "
-            "--cka-memory-history=PATH"
+            f"cannot use {args.file}: it has no line of a session; run pytest with "
+            "--cka-memory-history=PATH to add one"
         )
     if args.output is not None:
         _refuse_same(args.file, args.output)
@@ -254,7 +256,8 @@ def _add_law(commands: Any) -> None:
         "--of",
         default="peak",
         metavar="FIGURE",
-        help="the figure: peak (default), retained, allocated, reserved or process",
+        help="the figure whose growth to print: peak (default), retained, allocated, reserved or "
+        "process",
     )
     parser.add_argument(
         "--at", nargs="+", default=(), metavar="NAME=VALUE", help="print the figure at these sizes"
@@ -267,7 +270,7 @@ def _add_law(commands: Any) -> None:
     parser.add_argument(
         "--fits",
         choices=CARDS,
-        help="with --largest: the card to fit, if it is not the emulated card",
+        help="with --largest: the card that the step must fit on (default: the emulated card)",
     )
     parser.set_defaults(run=_law)
 
@@ -304,7 +307,9 @@ def _sizes_given(texts: Sequence[str]) -> dict[str, Any]:
     sizes: dict[str, Any] = {}
     for name, value in map(_size_given, texts):
         if name in sizes:
-            raise ReportError(f"{name!r} is given twice; write all its values once, as in 1,2,4")
+            raise ReportError(
+                f"{name!r} is given twice; write all its values together, e.g. {name}=1,2,4"
+            )
         sizes[name] = value
     return sizes
 
@@ -334,15 +339,17 @@ def _add_cards(commands: Any) -> None:
     parser = commands.add_parser(
         "cards",
         usage="%(prog)s [--cards NAMES] [--no-values] [--format FORMAT] [arguments of pytest ...]",
-        help="run tests on emulated cards and print which test fits on which card; exit 1 if a "
-        "test does not fit on one",
+        help="run tests on emulated cards and print which test fits on which card; exit with "
+        "status 1 if a test does not fit on a card",
         description="Run pytest once for each card, on an emulated device. All other arguments "
         "are passed to pytest, such as tests/test_train.py -k training.",
         allow_abbrev=False,
     )
     known = ", ".join(CARDS)
     parser.add_argument(
-        "--cards", default=_DEFAULT_CARDS, help=f"default: {_DEFAULT_CARDS}; known: {known}"
+        "--cards",
+        default=_DEFAULT_CARDS,
+        help=f"names of cards, with commas between them; default: {_DEFAULT_CARDS}; known: {known}",
     )
     parser.add_argument(
         "--no-values", action="store_true", help="compute no values on the cards, which is faster"

@@ -30,7 +30,8 @@ _IMPORTS = ("<frozen importlib", importlib.__file__)
 _OWN_FILES = (f"{Path(pytest_cka_memory.__file__).parent}/", *_IMPORTS)
 _STALE = "StaleValueError"
 _REMEDY = (
-    "; the step needs values: pass device='emulate:cuda', or emulate:cuda:h100, which computes them"
+    "; the step needs values: pass device='emulate:cuda' or device='emulate:cuda:h100', which "
+    "compute values"
 )
 
 
@@ -97,7 +98,9 @@ def function_of(name: str) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.rpartition(":")
     if not module_name:
-        raise NoFunctionError(f"{name!r}: write FILE.py:FUNCTION or MODULE:FUNCTION")
+        raise NoFunctionError(
+            f"{name!r} does not name a function; write FILE.py:FUNCTION or MODULE:FUNCTION"
+        )
     if module_name.endswith(".py"):
         path = Path(module_name)
         if not path.is_file():

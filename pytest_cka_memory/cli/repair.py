@@ -55,7 +55,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--card", help=f"the emulated card; default: {DEFAULT_CARD}")
     parser.add_argument(
-        "--devices", type=int, metavar="N", help="emulate N cards, to try fully_shard over them"
+        "--devices",
+        type=int,
+        metavar="N",
+        help="emulate N cards, and also try to shard the model over them with fully_shard",
     )
     parser.add_argument(
         "--device",
@@ -65,7 +68,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--to",
         metavar="SIZE",
-        help="the memory that the tests must fit: 24GB, a number of MB, or a card",
+        help="the memory into which the tests must fit: 24GB, a number of MB, or a card",
     )
     parser.add_argument(
         "--prove",
@@ -83,7 +86,7 @@ def add_parser(commands: Any) -> None:
         "--html",
         type=Path,
         metavar="PAGE",
-        help="also write an HTML page with the memory before and after",
+        help="also write an HTML page with the memory before and after the changes",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.set_defaults(run=run, takes_more=True)

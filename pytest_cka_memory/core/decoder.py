@@ -152,7 +152,7 @@ def _not_negative(build_inner: _Build) -> _Build:
             return value
         built = build_inner(value)
         if built is not None and built < 0:
-            raise ShapeError("a whole number of bytes, 0 or more", value)
+            raise ShapeError("a whole number of bytes of at least 0", value)
         return built
 
     return build

@@ -93,13 +93,13 @@ OUTSIDE_ADVICE = (
     "context, NCCL, other libraries or other processes"
 )
 NO_POOLS = "this device has no private pools, or no snapshot of them"
-_NOT_MEASURED = "it was not measured: an exception ended the region"
+_NOT_MEASURED = "the figure was not measured, because an exception ended the region"
 NOT_OF_DEVICE = frozenset({PROCESS})
 """Additions whose figures count something else than memory of the measured device."""
 ADDITIONS = {
     CYCLES: "memory that only the garbage collector frees",
     PROCESS: "memory of the process and its children",
-    DRIVER: "memory of the card as its driver counts it, also outside torch's allocator",
+    DRIVER: "memory in use on the card as its driver counts it, also outside torch's allocator",
     POOLS: "memory in private pools of the allocator: of CUDA graphs and MemPool",
 }
 """What can be measured in addition -> what it is, in a few words."""

@@ -18,7 +18,10 @@ from pytest_cka_memory.core.record_parts import BatchFigures, ReserveFigures
 from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.units import MB
 
-_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
+_SEE = (
+    "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each group of tensors "
+    "was live"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
             "level at entry",
             "Live at entry, after cleaning.",
             column="start",
-            legend="live at entry",
+            legend="in use when the region began",
             position=2,
             importance=1,
             never_negative=True,
@@ -56,7 +59,7 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
             "peak",
             "Highest live level inside the region, including what was live before.",
             column="peak",
-            legend="highest live level",
+            legend="most memory in use at once",
             position=3,
             importance=4,
             never_negative=True,

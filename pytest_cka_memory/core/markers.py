@@ -34,101 +34,107 @@ _ROWS = (
     Marker(
         "max_retained_mb",
         "max_retained_mb(1)",
-        "at most `limit` MB, or a text such as '512 KiB', may be allocated in the region and "
-        "still be live at its end.",
+        "at most `limit` MB (or a text such as '512 KiB') of what the measured code allocates may "
+        "still be in use when it ends.",
         "retained_bytes",
     ),
     Marker(
         "zero_retention",
         "zero_retention",
-        "nothing that was allocated in the region may be live at its end.",
+        "nothing that the measured code allocates may still be in use when it ends.",
         "retained_bytes",
     ),
     Marker(
         "max_peak_mb",
         "max_peak_mb(512)",
-        "the peak may rise at most `limit` MB above the level at entry.",
+        "the memory in use may rise at most `limit` MB above what was in use when the measured "
+        "code began.",
         "peak_increase_bytes",
     ),
     Marker(
         "max_level_mb",
         "max_level_mb(1024)",
-        "the memory in use may be at most `limit` MB at any time, with what was in use before the "
-        "region.",
+        "at no time may more than `limit` MB be in use, including what was in use when the "
+        "measured code began.",
         "peak_bytes",
     ),
     Marker(
         "max_reserved_mb",
         "max_reserved_mb(1024)",
-        "the allocator's reserve may rise at most `limit` MB above its level at entry.",
+        "the memory that torch's allocator reserves may rise at most `limit` MB above what it had "
+        "reserved when the measured code began.",
         "reserved_increase_bytes",
     ),
     Marker(
         "flat_per_batch",
         "flat_per_batch(tolerance_mb=0.0, warmup=1)",
-        "live memory may grow at most `tolerance_mb` MB per batch after `warmup` batches; `of` "
-        "judges the reserve ('reserved'), the private pools of CUDA graphs and MemPool ('pools'), "
-        "or the card's memory outside torch's allocator ('outside').",
+        "after `warmup` batches, the memory in use may grow by at most `tolerance_mb` MB per "
+        "batch; of='reserved' limits what torch's allocator reserves instead, of='pools' what "
+        "private pools of CUDA graphs and MemPool reserve, of='outside' the card's memory outside "
+        "torch's allocator.",
     ),
     Marker(
         "no_cycles",
         "no_cycles",
-        "nothing that was allocated in the region may be left to the garbage collector to free.",
+        "nothing that the measured code allocates may be left to the garbage collector because a "
+        "reference cycle keeps it alive.",
         "cycle_bytes",
     ),
     Marker(
         "max_cycles_mb",
         "max_cycles_mb(1)",
-        "at most `limit` MB that were allocated in the region may be left to the garbage collector "
-        "to free.",
+        "at most `limit` MB of what the measured code allocates may be left to the garbage "
+        "collector because reference cycles keep it alive.",
         "cycle_bytes",
     ),
     Marker(
         "max_process_mb",
         "max_process_mb(256)",
-        "the memory of the process and its children may rise at most `limit` MB above that at "
-        "entry.",
+        "the memory of the process and its children may rise at most `limit` MB above what it was "
+        "when the measured code began.",
         "process_increase_bytes",
     ),
     Marker(
         "flat_process_per_batch",
         "flat_process_per_batch(tolerance_mb=1.0, warmup=2)",
-        "the memory of the process and its children may grow steadily by at most `tolerance_mb` MB "
-        "per batch after `warmup` batches.",
+        "after `warmup` batches, the memory of the process and its children may grow steadily by "
+        "at most `tolerance_mb` MB per batch.",
     ),
     Marker(
         "max_outside_mb",
         "max_outside_mb(64)",
-        "the memory of the card outside torch's allocator may rise at most `limit` MB above that "
-        "at entry.",
+        "the card's memory outside torch's allocator may rise at most `limit` MB above what it "
+        "was when the measured code began.",
         "outside_increase_bytes",
     ),
     Marker(
         "max_pools_mb",
         "max_pools_mb(512)",
-        "what private pools of CUDA graphs and MemPool reserve may rise at most `limit` MB above "
-        "that at entry.",
+        "the memory that private pools of CUDA graphs and MemPool reserve may rise at most "
+        "`limit` MB above what it was when the measured code began.",
         "pools_increase_bytes",
     ),
     Marker(
         "fits",
         'fits("t4", "a10")',
-        "the peak must fit the memory of each of `cards`, of which 512 MB (or `beside` MB) are set "
-        "aside for the CUDA context; if another device is measured, this is an estimate.",
+        "the peak must fit into the memory of each of the named cards, of which 512 MB (or "
+        "`beside` MB) are set aside for the CUDA context; if another device is measured, this is "
+        "an estimate.",
     ),
     Marker(
         "peak_law",
         "peak_law(seq=1, batch=1)",
-        "over all tests of a function that is parametrized by the sizes in `degrees`, the peak may "
-        "grow with each size at most with the power that is written for it.",
+        "over all tests of a function that is parametrized by these sizes, the peak may grow no "
+        "faster than each size to the power given for it; seq=2, for example, allows quadratic "
+        "growth with the parameter seq.",
         builder="pytest_cka_memory.limits.laws:peak_law",
     ),
     Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
-        "no figure may be more than `tolerance` above the committed baseline, or above the "
-        "test with the parameter `relative_to`; `less_than`, `at_most` and `saves` compare "
-        "the figure `of`.",
+        "no figure may be more than `tolerance` above the committed baseline or, with "
+        "`relative_to`, above the same test with that parameter id; `less_than`, `at_most` and "
+        "`saves` compare only the figure `of` with that of another parameter id.",
         builder="pytest_cka_memory.stored.baselines:tolerance_of_marker",
     ),
 )
@@ -141,7 +147,8 @@ RELATIONS = frozenset({"relative_to", "less_than", "at_most", "saves", "of"})
 NO_ALLOCATIONS = "allow_no_allocations"
 """A marker that is not a limit: it permits a test to allocate nothing on a measured accelerator."""
 NO_ALLOCATIONS_HELP = (
-    "the limits of this test hold even if the test allocates nothing on the measured accelerator."
+    "let this test pass if it allocates nothing on the measured accelerator; without this marker, "
+    "it would break its limits on memory there."
 )
 
 FIXTURE = "cka_memory"

@@ -118,7 +118,10 @@ OTHER_LEVELS = {
 }
 """Figure of a growth that is not of what is in use -> the attribute of a sample that it judges."""
 
-_SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
+_SEE = (
+    "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each group of tensors "
+    "was live"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,18 +92,25 @@ def relations_of(
     """
     figure = FIGURE_NAMES.get(of) if isinstance(of, str) else None
     if figure is None and of is not None:
-        raise LimitError(f"of={of!r}: write one of {', '.join(map(repr, FIGURE_NAMES))}")
+        raise LimitError(
+            f"of={of!r} is not a figure that two tests can be compared by; write one of "
+            f"{', '.join(map(repr, FIGURE_NAMES))}"
+        )
     for name, value in (("relative_to", relative_to), ("less_than", less_than)):
         if value is not None and (not isinstance(value, str) or not value):
-            raise LimitError(f"{name}={value!r}: write the id of a parameter, e.g. 'eager'")
+            raise LimitError(
+                f"{name}={value!r} is not the id of a pytest parameter; write an id from "
+                f"@pytest.mark.parametrize, e.g. {name}='eager'"
+            )
     if of is not None and less_than is None and at_most is None and saves is None:
-        raise LimitError(f"of={of!r}: also write less_than, at_most or saves")
+        raise LimitError(f"of={of!r} has no effect alone; also write less_than, at_most or saves")
     figure = figure or FIGURE_NAMES["peak"]
     relations = []
     if saves is not None:
         if not isinstance(relative_to, str):
             raise LimitError(
-                f"saves={saves!r}: also write relative_to='ID', the test to compare with"
+                f"saves={saves!r} does not name the test to compare with; also write "
+                "relative_to='ID', with the id of its parameter"
             )
         relations.append(Relation(relative_to, figure, less_bytes=_size(saves)))
     elif isinstance(relative_to, str):
@@ -113,7 +120,10 @@ def relations_of(
     if at_most is not None:
         factor = _FACTOR.fullmatch(at_most) if isinstance(at_most, str) else None
         if factor is None:
-            raise LimitError(f"at_most={at_most!r}: write a factor and an id, e.g. '0.5 x eager'")
+            raise LimitError(
+                f"at_most={at_most!r} is not a factor and the id of a pytest parameter; write "
+                "both, e.g. at_most='0.5 x eager'"
+            )
         relations.append(Relation(factor[2], figure, factor=Fraction(factor[1])))
     return relations
 
@@ -124,7 +134,10 @@ def _size(value: object) -> int:
             raise SizeError
         return parse_size(value)
     except SizeError:
-        raise LimitError(f"saves={value!r}: write a size, e.g. '100 MB'") from None
+        raise LimitError(
+            f"saves={value!r} is not a memory size; write a number with its unit, e.g. saves='100 "
+            "MB'"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -215,7 +228,7 @@ class RelationLimit(Limit):
                 return Unjudged(self.text, f"{row.noun} is not comparable: {listed(undecided)}")
         new, old = getattr(record, name), getattr(other, name)
         if None in (new, old) and relation.figure == FIGURE_NAMES["growth"]:
-            return self._breach(None, 0, f"{row.noun} is not known; run 5 full batches or more")
+            return self._breach(None, 0, f"{row.noun} is not known; run at least 5 full batches")
         if new is None or old is None:
             return Unjudged(self.text, row.unknown_because)
         allowed = relation.allowed_bytes(old)

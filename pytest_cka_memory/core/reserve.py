@@ -346,17 +346,17 @@ def _words(part: ReservePart) -> str:
 
 
 POOLS_ADVICE = (
-    "delete the last graph of the private pool, or the MemPool, which keeps the reserve "
-    "until then; capture graphs that never run at once into one pool; call "
-    "torch.compiler.reset() if torch.compile has captured the graphs"
+    "delete the last graph of the private pool, or the MemPool (until then the pool keeps its "
+    "reserve); capture graphs that never run at once into one pool; call torch.compiler.reset() "
+    "if torch.compile has captured the graphs"
 )
 _OVERSIZED = (
     "leave max_split_size_mb out of PYTORCH_ALLOC_CONF, or make it larger; free blocks of "
     "at least that size serve only requests of at least that size"
 )
 _OF_STREAMS = (
-    "allocate on one stream, or call torch.cuda.empty_cache() after the work of the other "
-    "stream; memory that is free for one stream serves no other"
+    "allocate on one stream, or call torch.cuda.empty_cache() after the work of the other stream; "
+    "the allocator does not use free memory of one stream for another"
 )
 _WAITING = (
     "synchronize before these blocks are needed again, or allocate them on the stream that "
@@ -364,9 +364,9 @@ _WAITING = (
     "stream"
 )
 _IN_PARTS = (
-    "allocate what is kept before what is freed, so that they do not lie side by side; to "
-    "see which settings of the allocator help, run python -m pytest_cka_memory replay on a "
-    "snapshot"
+    "allocate the tensors that stay first, and after them those that are freed, so that they do "
+    "not lie side by side; to see which settings of the allocator help, run python -m "
+    "pytest_cka_memory replay on a snapshot"
 )
 _WHOLE = (
     "set PYTORCH_ALLOC_CONF=expandable_segments:True, so that the allocator can join free "
@@ -374,11 +374,12 @@ _WHOLE = (
     "requests of other sizes"
 )
 _NOT_AT_ONCE = (
-    "call torch.cuda.empty_cache() to release what is free; it was in use at another moment"
+    "call torch.cuda.empty_cache() to release what is free; the free memory was in use at another "
+    "moment"
 )
 _SEGMENTS = (
-    "allow in the limit for one segment of each kind; the allocator takes segments of 2 MB "
-    "for blocks up to 1 MB, of 20 MB for blocks up to 10 MB, and of a multiple of 2 MB for "
+    "raise the limit to leave room for one segment of each kind; the allocator takes segments of "
+    "2 MB for blocks up to 1 MB, of 20 MB for blocks up to 10 MB, and of a multiple of 2 MB for "
     "larger blocks"
 )
 

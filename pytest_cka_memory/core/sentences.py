@@ -156,15 +156,15 @@ def _described(holding: Holding) -> str:
 
 
 _FREED = (
-    "the rest was freed before the region ended; measure inside the function that has the "
-    "loop, or see the timeline"
+    "the rest was freed before the region ended; measure inside the function that has the loop, "
+    "or pass --cka-memory-html=memory.html --cka-memory-timeline to see when it was live"
 )
 _NOT_LIVE = (
-    "the memory was freed before the region ended; measure inside the function that has "
-    "the loop, or see the timeline"
+    "the memory was freed before the region ended; measure inside the function that has the loop, "
+    "or pass --cka-memory-html=memory.html --cka-memory-timeline to see when it was live"
 )
-_NOT_HELD = "no reference of a Python object to the rest was found"
-_NOT_FOUND = "nothing that keeps the rest was found"
+_NOT_HELD = "no Python object was found that references the rest"
+_NOT_FOUND = "nothing was found that keeps the rest alive"
 _NOT_IN_USE = "no tensor used the rest at the peak: the allocator keeps it for later"
 _NO_PLACE = "it is not known where the rest was allocated"
 

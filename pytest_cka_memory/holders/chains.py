@@ -67,9 +67,9 @@ _HOOK = (
     "own graph"
 )
 _ACCUMULATOR = (
-    "do not store the node that accumulates a gradient in the parameter itself, or delete "
-    "it after the last use of the parameter; the parameter and the node keep each other "
-    "alive"
+    "do not store the AccumulateGrad node of a parameter in an attribute of that parameter, or "
+    "delete the attribute after the last use of the parameter; the parameter and the node keep "
+    "each other alive"
 )
 _FLAT = (
     "use fully_shard() instead of FSDP; a module keeps a view of FSDP's flat parameter, "

@@ -34,9 +34,8 @@ _METHOD = (
     "up when it is called; the object references itself through its bound method"
 )
 _CLOSURE = (
-    "pass the object to the function as an argument, or reference the object with "
-    "weakref.ref; now the function has in its closure the object that references the "
-    "function"
+    "pass the object to the function as an argument, or reference the object with weakref.ref; "
+    "the closure of the function references the object, and the object references the function"
 )
 _OBJECTS = (
     "make one of these references weak with weakref.ref, or delete it when it is not needed "

@@ -51,8 +51,8 @@ _OF_C_CODE = (
 )
 _NUMBER = "add loss.item() to the sum instead of the loss"
 _NODES = (
-    "the autograd graph of {} has nodes of every batch, and these nodes take host memory "
-    "outside tensors; {}"
+    "the autograd graph of {} keeps nodes of every batch; they take host memory that is not in "
+    "tensors; {}"
 )
 _LOSSES = (
     f"{_NUMBER}; if backward() is called on the sum, call it on the loss of each batch instead"

@@ -151,24 +151,23 @@ _OPTIMIZERS = (
     "{0} keeps {1}; if the measured block makes them, remove them from {0} before it ends; if "
     "not, take a step before measuring, because an optimizer allocates its state in its first step"
 )
-_GROWS = "{} keeps more in every batch; empty it, or bound its length"
+_GROWS = "{} grows in every batch; empty it, or bound its length"
 _KEEPS = "{} has {} entries that keep these tensors alive; empty it in the block"
 # To keep less of each does not stop a container that grows, so these advise only against growth.
 _EACH_SAVED = (
-    "the autograd graph of another tensor keeps each of them; keeping that tensor's "
-    "detach() instead frees only the graph; keeping a number computed from it, such as its "
-    "mean().item(), frees both"
+    "the autograd graph of another tensor keeps each of these tensors; keep a number computed "
+    "from that other tensor, such as its mean().item(), because its detach() would free only the "
+    "graph"
 )
 _EACH_ATTACHED_PART = (
-    "each keeps its autograd graph alive and uses only part of its storage; keeping "
+    "each tensor keeps its autograd graph alive and uses only part of its storage; keeping "
     "detach().clone() instead frees only the graph and the rest of the storage"
 )
 _EACH_PART = (
-    "each uses only part of its storage but keeps all of it alive, as views and the "
-    "results of some losses do; keeping a clone() instead frees only the rest of the "
-    "storage"
+    "each tensor uses only part of its storage but keeps all of it alive, as views and the "
+    "results of some losses do; keeping a clone() instead frees only the rest of the storage"
 )
-_REMOVE = "remove each from what holds it; {}"
+_REMOVE = "remove each tensor from the object that references it; {}"
 _OF_EACH = {_SAVED: _EACH_SAVED, _ATTACHED_PART: _EACH_ATTACHED_PART, _PART: _EACH_PART}
 _EXCEPTION = (
     "store the text of the exception instead of the exception, which keeps its frames and "
@@ -188,8 +187,8 @@ _LOCAL = (
     "the block into a function"
 )
 _LOCAL_OBJECT = (
-    "`{0}` is a local variable of {1}; if the measured block makes it, write `del {0}` "
-    "there; otherwise do not keep the tensor in it"
+    "`{0}` is a local variable of {1}; if the measured block makes it, write `del {0}` there; "
+    "otherwise do not store the tensor in it"
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 

@@ -28,8 +28,9 @@ _FIND_OUT = (
     "one half of that, until one line is left: this line uses the owner"
 )
 _AUTOCAST = (
-    "no Python holder found; autocast caches the weights that it has cast until its block "
-    "ends; measure around the block, or write torch.autocast(..., cache_enabled=False)"
+    "no Python object was found that keeps this memory alive; autocast caches the weights that it "
+    "has cast until its block ends; measure around the block, or write torch.autocast(..., "
+    "cache_enabled=False)"
 )
 _PERHAPS_AUTOCAST = (
     "autocast, which caches the weights that it has cast until its block ends (measure around the "
@@ -54,17 +55,17 @@ _CALLBACK = (
     "what will call it, such as a Future; C code keeps the function to call it later"
 )
 _NODE = (
-    "delete the result of the autograd graph, or compute the result in torch.no_grad(); "
-    "C++ code holds this graph"
+    "delete the tensor that this autograd graph computed (e.g. the loss), or compute it in "
+    "torch.no_grad(); C++ holds the graph, no Python variable does"
 )
 
 
 _CUBLAS = (
-    "if it is a workspace of cuBLAS, which is kept for the next matrix product, call "
+    "if the memory is a workspace of cuBLAS, which is kept for the next matrix product, call "
     "torch._C._cuda_clearCublasWorkspaces()"
 )
 _GRAPH_POOL = (
-    "if it is the pool of a CUDA graph, delete the graph or reset() it, then call "
+    "if the memory is in the pool of a CUDA graph, delete the graph or reset() it, then call "
     "torch.cuda.empty_cache()"
 )
 _COMPILED = (
@@ -73,21 +74,26 @@ _COMPILED = (
     "reference ({} frees them)"
 )
 _UNOWNED = (
-    "no tensor that a Python object references owns this memory; it may be a library's "
+    "this memory belongs to no tensor that Python code can reach; it may be a library's "
     "workspace, or C++ code, such as an autograd graph, may hold it"
 )
 
 
 _POOL = (
-    "no Python holder found; {} may hold it; if torch.compile has captured the graph, "
-    f"call torch.compiler.reset(); {_FIND_OUT}"
+    "no Python object was found that keeps this memory alive; {} may keep it; if torch.compile "
+    f"has captured the graph, call torch.compiler.reset(); {_FIND_OUT}"
 )
 
 
-_FREED_WITH_MODEL = "they are freed with the model; delete the model, its optimizer and its hooks"
+_IN_CPP = "no Python object was found that keeps this memory alive, so C++ code keeps it; {}"
+
+
+_FREED_WITH_MODEL = (
+    "the buckets are freed with the model; delete the model, its optimizer and its hooks"
+)
 _BUCKETS = (
-    "no Python holder found; DistributedDataParallel reduces gradients in buckets, and "
-    f"{_FREED_WITH_MODEL}, or let the gradients be in the buckets with "
+    "no Python object was found that keeps this memory alive; DistributedDataParallel reduces "
+    f"gradients in buckets, and {_FREED_WITH_MODEL}, or let the gradients be in the buckets with "
     "gradient_as_bucket_view=True"
 )
 
@@ -153,7 +159,7 @@ def without_object(allocation: Allocation) -> str:
         return _BUCKETS
     if allocation.may_be_unowned and not autocast_is_caching():
         return unowned()
-    return f"no Python holder found, so C++ code holds it; {_possible(allocation)}"
+    return _IN_CPP.format(_possible(allocation))
 
 
 def maker_of(allocation: Allocation) -> str | None:

@@ -39,7 +39,7 @@ class Site(NamedTuple):
 
 WHOLE = Site((), None)
 """Stands for a figure of which only one number is known, not the level at each moment."""
-OLDER = Site(("memory from before the step, which it frees",), None)
+OLDER = Site(("memory from before the step, which the step frees",), None)
 """Stands for what was live before a run and was freed in it: counts as less than nothing."""
 
 

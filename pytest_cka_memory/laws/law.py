@@ -288,7 +288,10 @@ class Law:
 
     def _run(self, point: Point) -> Sample:
         if self._measure is None:
-            raise ValueError("this law has no step to run; measure it in this process")
+            raise ValueError(
+                "this law was read from a file, so it has no step to run; measure the law again "
+                "in this process"
+            )
         return self._measure(point)
 
     def plot(self, name: str | None = None, ax: "Axes | None" = None, **sizes: int) -> "Axes":

@@ -61,7 +61,9 @@ def only_warns(kwargs: Mapping[str, Any]) -> bool:
     """
     warns = kwargs.get("warn", False)
     if not isinstance(warns, bool):
-        raise LimitError(f"warn={warns!r}: write True or False")
+        raise LimitError(
+            f"warn={warns!r} is neither True nor False; write warn=True, or leave it out"
+        )
     return warns
 
 
@@ -73,7 +75,9 @@ def scope_of(kwargs: Mapping[str, Any]) -> str:
     """
     scope = kwargs.get("scope", SCOPES[0])
     if scope not in SCOPES:
-        raise LimitError(f"scope={scope!r}: write one of {', '.join(map(repr, SCOPES))}")
+        raise LimitError(
+            f"scope={scope!r} is not a scope; write one of {', '.join(map(repr, SCOPES))}"
+        )
     return str(scope)
 
 
@@ -140,7 +144,10 @@ def _nothing(marker: str) -> Callable[[], Maximum]:
 
 def _require_psutil() -> None:
     if find_spec("psutil") is None:
-        raise LimitError("needs psutil: pip install 'pytest-cka-memory[process]'")
+        raise LimitError(
+            "memory of the process needs psutil, which is not installed; run pip install "
+            "'pytest-cka-memory[process]'"
+        )
 
 
 max_retained_mb = _maximum("max_retained_mb")
@@ -182,9 +189,15 @@ def flat_per_batch(
     tolerance_bytes, arguments = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
     assert isinstance(warmup, int), "checked"
     if of == "process":
-        raise LimitError("of='process': write flat_process_per_batch, which judges steady growth")
+        raise LimitError(
+            "of='process' is not a level that flat_per_batch can limit; use the marker "
+            "flat_process_per_batch, which judges steady growth"
+        )
     if not isinstance(of, str) or of not in LEVELS:
-        raise LimitError(f"of={of!r}: write one of {', '.join(map(repr, LEVELS))}")
+        raise LimitError(
+            f"of={of!r} is not a level whose growth can be limited; write one of "
+            f"{', '.join(map(repr, LEVELS))}"
+        )
     text = f"flat_per_batch{arguments}"
     text = text if of == "allocated" else with_argument(text, f"of={of!r}")
     return FlatPerBatch(text, tolerance_bytes, warmup, of=of)
@@ -271,7 +284,10 @@ def _tolerance_and_text(
         LimitError: if `warmup` is not a whole number of batches.
     """
     if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-        raise LimitError(f"warmup={warmup!r}: write a whole number of batches, 0 or more")
+        raise LimitError(
+            f"warmup={warmup!r} is not a whole number of at least 0; write a number of batches, "
+            "e.g. warmup=1"
+        )
     tolerance_bytes = megabytes(tolerance_mb)
     is_default = tolerance_bytes == default_bytes
     arguments = [] if is_default else [f"tolerance_mb={tolerance_mb!r}"]

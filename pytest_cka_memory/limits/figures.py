@@ -38,10 +38,10 @@ _COPIED = (
     "its reference count, and this copies the memory page of the object"
 )
 _KEPT = (
-    "the workers keep more and more; look in the data set, its transforms and collate_fn "
-    "for a list, dict or cache that grows with each item, and bound its length. With "
-    "num_workers=0 the test measures the same code in this process, in which no_cycles "
-    "finds reference cycles too"
+    "the workers keep more memory with every item; look in the data set, its transforms and "
+    "collate_fn for a list, dict or cache that grows with each item, and bound its length. With "
+    "num_workers=0 the test measures the same code in this process, in which no_cycles finds "
+    "reference cycles too"
 )
 _EITHER = (
     "set num_workers=0, so that the test measures the same code in this process, which "

@@ -197,7 +197,10 @@ def peak_law(**degrees: object) -> PeakLaw:
     known: dict[str, int] = {}
     for name, degree in degrees.items():
         if isinstance(degree, bool) or not isinstance(degree, int) or not 0 <= degree <= 4:
-            raise LimitError(f"{name}={degree!r}: write a power from 0 to 4")
+            raise LimitError(
+                f"{name}={degree!r} is not a whole number from 0 to 4; write the highest power of "
+                f"{name} with which the peak may grow, e.g. {name}=1"
+            )
         known[name] = degree
     arguments = ", ".join(f"{name}={degree}" for name, degree in known.items())
     return PeakLaw(f"peak_law({arguments})", known)
@@ -226,8 +229,8 @@ def with_points(
                 )
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise LimitError(
-                    f"{limit.text}: {name}={value!r} is not a whole number, 1 or more; parametrize "
-                    f"the test by {name}, e.g. with (128, 256, 512)"
+                    f"{limit.text}: {name}={value!r} is not a whole number of at least 1; "
+                    f"parametrize the test by {name}, e.g. with (128, 256, 512)"
                 )
             sizes.append(value)
         checked[other] = tuple(sizes)

@@ -39,8 +39,8 @@ def plot_timeline(
             import matplotlib.pyplot as plt
         except ImportError as error:
             raise MissingPackageError(
-                "region.plot() needs matplotlib, which is not installed; install it with: "
-                'pip install "pytest-cka-memory[plot]"'
+                "region.plot() needs matplotlib, which is not installed; run pip install "
+                "'pytest-cka-memory[plot]'"
             ) from error
         _, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
     _draw_levels(record, ax)

@@ -80,9 +80,15 @@ def target_of(
     """
     if isinstance(step, str):
         if not all(step.rpartition(":")):
-            raise ValueError(f"law({step!r}): write 'FILE.py:FUNCTION' or 'MODULE:FUNCTION'")
+            raise ValueError(
+                f"law({step!r}) does not name a function; write 'FILE.py:FUNCTION' or "
+                "'MODULE:FUNCTION'"
+            )
         if card is not None and device is not None:
-            raise ValueError(f"law(card={card!r}, device={device!r}): write only one of the two")
+            raise ValueError(
+                f"law(card={card!r}, device={device!r}) names two devices; write only one of the "
+                "two"
+            )
         device_name = device or f"{EMULATED}:{card or DEFAULT_CARD},values=off"
         name = step
     elif device is not None and str(device).startswith(EMULATED):
@@ -121,14 +127,18 @@ def _name_of(step: Callable[..., Any]) -> str:
         and getattr(of_module, name, None) is step
     ):
         raise ValueError(
-            f"law(): another process cannot import {getattr(step, '__qualname__', step)!s}; write "
-            "it as a function at the top of a file, and give its name, as in 'train.py:step'"
+            f"law(): another process cannot import {getattr(step, '__qualname__', step)!s}; "
+            "define it as a function at the top level of a file and pass its name, e.g. "
+            "'train.py:step'"
         )
     file = getattr(of_module, "__file__", None)
     if "." not in module and file is not None and file.endswith(".py"):
         return f"{file}:{name}"  # a test module need not be on Python's path
     if find_spec(module) is None:
-        raise ValueError(f"law(): another process cannot import the module {module!r}")
+        raise ValueError(
+            f"law(): another process cannot import the module {module!r}, which defines the step; "
+            "pass the step as 'FILE.py:FUNCTION'"
+        )
     return f"{module}:{name}"
 
 

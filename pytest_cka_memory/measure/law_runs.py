@@ -374,7 +374,10 @@ def find_law(
 ) -> Law:
     """Do what :meth:`~pytest_cka_memory.MemoryProbe.law` says, for the device of `stack`."""
     if law_of not in FIGURES:
-        raise ValueError(f"law_of={law_of!r}: write one of {', '.join(map(repr, FIGURES))}")
+        raise ValueError(
+            f"law_of={law_of!r} is not a figure that has a law; write one of "
+            f"{', '.join(map(repr, FIGURES))}"
+        )
     check_names(step, list(sizes))
     varied, fixed = split_sizes(sizes)
     if not varied:
@@ -411,6 +414,6 @@ def _check_values(name: str, values: Sequence[object]) -> None:
     wrong = [it for it in values if isinstance(it, bool) or not isinstance(it, int) or it < 1]
     if wrong or len(set(values)) < 2:
         raise ValueError(
-            f"{name}={tuple(values)!r}: write two or more whole numbers, 1 or more, "
-            f"e.g. {name}=(1, 2, 4)"
+            f"{name}={tuple(values)!r} does not contain at least two different whole numbers of "
+            f"at least 1; write e.g. {name}=(1, 2, 4)"
         )

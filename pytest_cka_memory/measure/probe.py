@@ -158,8 +158,7 @@ class MemoryProbe:
         """
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError(
-                f"warmup must be a whole number of calls, 0 or more, not {warmup!r}; "
-                "write e.g. warmup=1"
+                f"warmup must be a whole number of at least 0, not {warmup!r}; write e.g. warmup=1"
             )
         label = self._labels.unique(function_name(func))
         warmup_retained_bytes = []

@@ -74,7 +74,8 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
     def __enter__(self) -> Region:
         if self._region is not None:
             raise RegionError(
-                f"{self._call}: used in a second 'with' block; call measure() again for each block"
+                f"cka_memory.{self._call} was already used in a 'with' block; call "
+                "cka_memory.measure() again for each block"
             )
         self._note_use()
         self._region = self._opening()
@@ -111,7 +112,7 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
     def mistake(self) -> str:
         """What is wrong with a call whose region was never opened, and what to write instead."""
         return (
-            f"{self._call}: called without 'with', so nothing was measured; write "
+            f"cka_memory.{self._call} was called without 'with', so nothing was measured; write "
             f"'with cka_memory.{self._call} as region:'"
         )
 
@@ -119,11 +120,13 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
         if name not in _OF_REGIONS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._region is None:
-            raise RegionError(f"{name} of {self.mistake}, and read region.{name} after the block")
+            raise RegionError(
+                f"cannot read {name}: {self.mistake}, and read region.{name} after the block"
+            )
         raise RegionError(
-            f"{name} of {self._call}: this object is not the region, which only the 'with' "
-            f"statement returns; write "
-            f"'with cka_memory.{self._call} as region:', and read region.{name} after the block"
+            f"cannot read {name}: cka_memory.{self._call} is not the region, which only its "
+            f"'with' statement returns; write 'with cka_memory.{self._call} as region:', and read "
+            f"region.{name} after the block"
         )
 
 

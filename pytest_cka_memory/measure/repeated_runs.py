@@ -32,7 +32,8 @@ def largest(
     """Do what :meth:`MemoryProbe.largest` says, for the device of `stack`."""
     if isinstance(at_most, bool) or not isinstance(at_most, int) or at_most < 1:
         raise ValueError(
-            f"at_most must be a whole number, 1 or more, not {at_most!r}; write e.g. at_most=4096"
+            f"at_most must be a whole number of at least 1, not {at_most!r}; write e.g. "
+            "at_most=4096"
         )
     limit_bytes = None if limit_mb is None else megabytes(limit_mb)
     if limit_bytes is None and stack.meter.torch_device.partition(":")[0] == "cpu":
@@ -157,7 +158,7 @@ class Sweep:
         """
         if len(self.batch_counts) < 2:
             raise RegionError(
-                "growth over batch counts needs two batch counts or more, not "
+                "growth over batch counts needs at least two batch counts, not "
                 f"{self.batch_counts}; write e.g. batch_counts=(1, 8)"
             )
         rise = self.retained_mb[-1] - self.retained_mb[0]
@@ -225,8 +226,8 @@ def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple
     counts = tuple(batch_counts)
     if not counts or counts[0] < 1 or list(counts) != sorted(set(counts)):
         raise ValueError(
-            "batch_counts must be increasing whole numbers, the first of them 1 or higher, not "
-            f"{counts}; write e.g. (1, 2, 4)"
+            f"batch_counts must be increasing whole numbers of at least 1, not {counts}; write "
+            "e.g. (1, 2, 4)"
         )
     available = length_of(loader)
     if available is not None and available < counts[-1]:
@@ -262,8 +263,8 @@ def repairs(
     tried = search.search()
     if tried.as_it_is.figures is None and tried.as_it_is.error != "out of memory":
         raise RegionError(
-            f"repairs(): the step does not run as it is ({tried.as_it_is.error}); pass a function "
-            "that can be called several times"
+            "repairs(): the step raises an error even if nothing is changed "
+            f"({tried.as_it_is.error}); pass a function that can be called several times"
         )
     name = getattr(step, "__qualname__", type(step).__name__)
     return RepairReport(tried, stack.meter.device, name)

@@ -35,7 +35,7 @@ def wait_until_free(meter: Meter, mb: object, timeout: float) -> float | None:
                 f"{meter.device} has {format_with_unit(now.free_bytes)} free after {timeout:g} s, "
                 f"not {format_with_unit(wanted_bytes)}: of {format_with_unit(now.used_bytes)} in "
                 f"use, torch's allocator in this process has {format_with_unit(own_bytes)}; the "
-                "rest is outside it, or belongs to other processes"
+                "rest was allocated outside that allocator, or by other processes"
             )
         time.sleep(_INTERVAL_S)
         now = meter.driver() or now

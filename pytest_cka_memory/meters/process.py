@@ -9,7 +9,10 @@ from typing import Any
 
 from pytest_cka_memory.errors import MissingPackageError
 
-INSTALL = "memory of the process needs psutil: pip install 'pytest-cka-memory[process]'"
+INSTALL = (
+    "memory of the process needs psutil, which is not installed; run pip install "
+    "'pytest-cka-memory[process]'"
+)
 _OWN = "this process"
 _WORKER = "DataLoader worker"
 _NAME_OF_WORKERS = "pt_data_worker"

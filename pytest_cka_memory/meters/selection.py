@@ -133,7 +133,7 @@ def _index_of(name: str, preferred: int | None) -> int:
             raise DeviceError(f"device {name!r} is not available: {error}") from error
     if index >= count:
         raise DeviceError(
-            f"device {name!r} is not available: torch found {count}, counted from 0; "
+            f"device {name!r} is not available: torch found {count} device(s), counted from 0; "
             f"write {kind}:0 to {kind}:{count - 1}, or {kind}"
         )
     return index

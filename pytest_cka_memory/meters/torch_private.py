@@ -75,12 +75,12 @@ _Hidden = Callable[[], AbstractContextManager[object]]
 no_torch_function: _Hidden = _found(
     "torch._C.DisableTorchFunction",
     nullcontext,
-    "the user's modes also see the calls by which memory is measured",
+    "TorchFunctionModes that the user has enabled also see the calls that measure memory",
 )
 no_subclass_function: _Hidden = _found(
     "torch._C.DisableTorchFunctionSubclass",
     nullcontext,
-    "__torch_function__ of tensor subclasses also gets the calls by which memory is measured",
+    "__torch_function__ of tensor subclasses also gets the calls that measure memory",
 )
 no_dispatch: _Hidden = _found(
     "torch.utils._mode_utils.no_dispatch",
@@ -112,7 +112,7 @@ graph_task_id: Callable[[], int] = _found(
 sequence_number: Callable[[], int] = _found(
     "torch.autograd._get_sequence_nr",
     lambda: 0,
-    "growing autograd graphs that keep no tensors are not named",
+    "if an autograd graph grows that keeps no tensors, reports do not name it",
 )
 """Returns the number that autograd gives to the next node of this thread."""
 
@@ -156,7 +156,7 @@ def _never(_: torch.Tensor) -> bool:
 
 
 is_lazy_clone: Callable[[torch.Tensor], bool] = _found(
-    "torch._C._is_cow_tensor", _never, "a search for holders copies storages that are lazy clones"
+    "torch._C._is_cow_tensor", _never, "reports copy lazy clones (torch._lazy_clone)"
 )
 """Whether a tensor shares its data until one of those that share it is written or asked for its
 address; raises NotImplementedError for a tensor without a storage."""
@@ -164,7 +164,7 @@ address; raises NotImplementedError for a tensor without a storage."""
 _is_wrapped = _found(
     "torch._C._functorch.is_functorch_wrapped_tensor",
     _never,
-    "tensors that torch.func or torch.vmap has wrapped are not found as holders",
+    "reports do not name tensors that torch.func or torch.vmap has wrapped",
 )
 _unwrapped = _found("torch._C._functorch.get_unwrapped", None)
 
@@ -191,7 +191,7 @@ TENSOR_HOOKS = tuple(
     if _found(
         f"torch.Tensor.{name}",
         None,
-        "holders that are hooks of a tensor are not recognized as hooks",
+        "hints may take any dict of a tensor for the dict of its hooks",
     )
 )
 """Attributes of a tensor that contain its hooks."""
@@ -200,7 +200,7 @@ KNOWS_TENSOR_HOOKS = len(TENSOR_HOOKS) == 2
 
 TRACERS = ("trace", "trace_module") + (
     ("_get_trace_graph",)
-    if _found("torch.jit._get_trace_graph", None, "torch.onnx may trace code wrongly in a region")
+    if _found("torch.jit._get_trace_graph", None, "torch.onnx may export wrong graphs if measured")
     else ()
 )
 """Functions of ``torch.jit`` that trace; ``torch.onnx`` uses the last one."""
@@ -268,11 +268,11 @@ def keep_compilable(replacement: Any) -> None:
 
 
 use_count: Callable[[torch.Tensor], int] = _found(
-    "torch.Tensor._use_count", lambda _: 0, "what only a graph references is not verified"
+    "torch.Tensor._use_count", lambda _: 0, "reports do not verify that a reference is the only one"
 )
 """Returns how many references a tensor has in C++; one of them is that of its Python object."""
 storage_use_count: Callable[[int], int] = _found(
-    "torch._C._storage_Use_Count", lambda _: 0, "how many tensors use a storage is not verified"
+    "torch._C._storage_Use_Count", lambda _: 0, "reports do not count the users of a storage"
 )
 """Returns how many tensors and Python objects use the storage at an address in C++."""
 
@@ -281,7 +281,7 @@ BACKWARD_THREAD = "pt_autograd"
 RUN_BACKWARD: Any = _found(
     "torch.autograd.graph._engine_run_backward",
     None,
-    "what an accelerator's backward pass allocates has no line",
+    "reports name no line of code for what a backward pass allocates on an accelerator",
 )
 """The Python function in which a thread waits for the backward pass that it has started."""
 
@@ -296,7 +296,7 @@ class _NoFunction:
 FUNCTION_BASE: type = _found(
     "torch._C._FunctionBase",
     _NoFunction,
-    "what only custom autograd functions in garbage keep alive counts as in use",
+    "memory that only garbage autograd Functions keep alive counts as in use",
 )
 """The base of the nodes of custom autograd functions."""
 
@@ -315,7 +315,7 @@ SHARING = tuple(
     if _found(
         f"torch.UntypedStorage.{name}",
         None,
-        "tensors that are moved to shared memory count as new, as those sent to worker processes",
+        "tensors moved to shared memory (e.g. for worker processes) count as new allocations",
     )
 )
 """Methods of a storage on the CPU that move it to shared memory, one for each strategy."""

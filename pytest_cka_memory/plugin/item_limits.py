@@ -136,7 +136,7 @@ def _limits_on(test: _MarkedTest) -> ItemLimits:
     scoped = [limit for limit in marked if limit.scope != "function"]
     for limit in scoped:
         if limit.scope == "class" and not test.is_in_class:
-            raise LimitError(f"{limit.text}: the test is in no class; write scope='module'")
+            raise LimitError(f"{limit.text}: the test is not in a class; write scope='module'")
     of_markers = [limit for limit in marked if limit.scope == "function"]
     own = [*of_markers, *test.of_plugins]
     every = own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
@@ -249,9 +249,9 @@ def _relations(test: _MarkedTest, mark: pytest.Mark, tolerance: "Tolerance") -> 
         if other is None:
             argument, value = next(it for it in arguments.items() if relation.other in str(it[1]))
             raise LimitError(
-                f"{argument}={value!r}: no collected test of this function has the "
-                f"parameter {relation.other!r} and otherwise the same parameters; write the "
-                "id of a parameter, and select both tests"
+                f"{argument}={value!r}: no collected test of this function has the parameter "
+                f"{relation.other!r} and otherwise the same parameters; write an id from "
+                "@pytest.mark.parametrize, and select both tests"
             )
         kept = test.compared.setdefault(other.nodeid, ComparedTest())
         limit = RelationLimit(text, relation, other.nodeid, kept.regions.get, facts)

@@ -169,8 +169,9 @@ _FOLDER = "cka-memory-snapshots"
 _COMMANDS = "python -m pytest_cka_memory snapshot {0}\npython -m pytest_cka_memory replay {0}"
 _OPTION = "--cka-memory-snapshots=FOLDER"
 _HOW_TO_RECORD = (
-    "to see how much memory each line had, and which setting of the allocator would have "
-    f"fitted, run pytest with {_OPTION}, then\n" + _COMMANDS.format("FILE")
+    "to see how much memory each line of code had allocated, and with which settings of the "
+    f"allocator the test would have fitted, run pytest with {_OPTION}, then\n"
+    + _COMMANDS.format("FILE")
 )
 _LIVE = (
     "{0}: the memory that was live when an allocation was refused\nearlier events were "

@@ -395,7 +395,7 @@ def _rejudged(
 
 _KINDS = {
     "DoctestItem": "doctests",
-    "TestCaseFunction": "async methods of a unittest.TestCase that is not IsolatedAsyncioTestCase",
+    "TestCaseFunction": "async methods of a unittest.TestCase (not of an IsolatedAsyncioTestCase)",
 }
 """Name of a class of pytest's -> what users call its items."""
 

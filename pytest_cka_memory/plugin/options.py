@@ -18,7 +18,8 @@ _FLAGS = (
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
     (
         "allow-no-allocations",
-        "let limits hold for tests that allocate nothing on the measured accelerator",
+        "let tests pass that allocate nothing on the measured accelerator; without this option, "
+        "they break the limits of their markers on memory there",
     ),
     ("prune-baseline", "remove the baselines of tests and regions that no longer exist"),
     ("require-baseline", "fail regions that should have a baseline for this device but have none"),
@@ -32,21 +33,31 @@ _VALUED = (
     ),
     ("json", "PATH", "write the figures of every region to this JSON file"),
     ("markdown", "PATH", "write a summary for a pull request to this Markdown file"),
-    ("html", "PATH", "write everything, with charts, to this HTML file"),
+    ("html", "PATH", "write the figures of every region, with charts, to this HTML file"),
     ("history", "PATH", "add a line with the figures of this session to this file"),
     (
         "github",
         "WHEN",
-        "annotate a pull request and its job: auto (only on GitHub Actions), yes or no",
+        "annotate broken limits in a pull request and add the report to the job's summary: auto "
+        "(default: only on GitHub Actions), yes or no",
     ),
-    ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
-    ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
-    ("repeat", "N", "run each measured test N times, and judge growth over the runs; 5 or more"),
+    (
+        "max-retained-mb",
+        "MB",
+        "apply max_retained_mb(MB) to tests that have no marker max_retained_mb or zero_retention",
+    ),
+    ("max-peak-mb", "MB", "apply max_peak_mb(MB) to tests that have no marker max_peak_mb"),
+    (
+        "repeat",
+        "N",
+        "run each measured test N times, at least 5, and judge how memory grows from run to run",
+    ),
     ("min-regions", "N", "fail the session if fewer than N regions were measured"),
     (
         "baseline",
         "PATH",
-        f"compare every measured test with this file; without it, markers use {BASELINE_FILE}",
+        "compare every measured test with the baselines in this file; without this option, only "
+        f"tests with the marker memory_baseline are compared, with {BASELINE_FILE}",
     ),
     (
         "tolerance",
@@ -62,8 +73,9 @@ _VALUED = (
         "also",
         "NAMES",
         (
-            "also measure in every region: cycles, process, driver or pools; write several as "
-            "cycles,process"
+            "also measure in every region: cycles (garbage in reference cycles), process (memory "
+            "of the process and its children), driver (memory in use on the card) or pools "
+            "(private pools of CUDA graphs and MemPool); write several as cycles,process"
         ),
     ),
     (

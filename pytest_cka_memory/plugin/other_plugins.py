@@ -94,7 +94,9 @@ class PluginLimit(Limit):
         return bool(self.inner.judges_device)
 
     def judge(self, record: RegionRecord) -> Verdict:
-        raise NotImplementedError("a plugin's limit may have several verdicts")
+        raise NotImplementedError(
+            "a limit of a plugin may have several verdicts; call verdicts() instead of judge()"
+        )
 
     def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
         try:

@@ -199,8 +199,8 @@ def _repeat(config: pytest.Config) -> int:
         return 1
     if not text.isdecimal() or int(text) < _LEAST_RUNS:
         raise pytest.UsageError(
-            f"{given_by(config, 'repeat')}: cannot use {text!r}; write a number of runs, "
-            f"{_LEAST_RUNS} or more: one to warm up, four to judge"
+            f"{given_by(config, 'repeat')}: cannot use {text!r}; write a number of runs of at "
+            f"least {_LEAST_RUNS}: one to warm up, four to judge"
         )
     return int(text)
 
@@ -223,8 +223,8 @@ def _also(config: pytest.Config) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
     if PROCESS in names and find_spec("psutil") is None:
         raise pytest.UsageError(
-            f"{given_by(config, 'also')}: memory of the process needs psutil: pip install "
-            "'pytest-cka-memory[process]'"
+            f"{given_by(config, 'also')}: memory of the process needs psutil, which is not "
+            "installed; run pip install 'pytest-cka-memory[process]'"
         )
     unknown = [name for name in names if name not in ADDITIONS]
     if unknown:
@@ -248,7 +248,7 @@ def _timeline(config: pytest.Config) -> str | None:
         )
     if _valued(config, "html") is None:
         raise pytest.UsageError(
-            f"{option}: memory over time is drawn in the page; add --cka-memory-html=PATH"
+            f"{option}: memory over time is drawn only in the HTML page; add --cka-memory-html=PATH"
         )
     return pattern
 
@@ -258,8 +258,8 @@ def _draws_paths(config: pytest.Config) -> bool:
         return False
     if _valued(config, "html") is None and _valued(config, "json") is None:
         raise pytest.UsageError(
-            f"{option_of('explain')}={GRAPH}: the references are drawn in the page and listed in "
-            "the JSON report; add --cka-memory-html=PATH or --cka-memory-json=PATH"
+            f"{option_of('explain')}={GRAPH}: references are drawn only in the HTML page and "
+            "listed only in the JSON report; add --cka-memory-html=PATH or --cka-memory-json=PATH"
         )
     return True
 

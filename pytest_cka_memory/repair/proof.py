@@ -176,9 +176,15 @@ _MEAN = 1
 _DEFAULT_IGNORED = -100
 _MOST_PARTS = 4
 
-NOT_A_MEAN = "changes the numbers, unless the loss is a mean over the batch"
-WEIGHTED = "changes the numbers, unless all parts have the same weights of classes"
-IGNORED = "changes the numbers, if parts differ in how many targets ignore_index leaves out"
+NOT_A_MEAN = "changes the numbers unless the loss is a mean over the batch"
+WEIGHTED = (
+    "changes the numbers unless the class weights of the targets have the same sum in every part "
+    "of the batch"
+)
+IGNORED = (
+    "changes the numbers if ignore_index leaves out more targets in one part of the batch than in "
+    "another"
+)
 
 
 def numbers_of_parts(loss: torch.Tensor, *, has_values: bool) -> str:

@@ -132,14 +132,16 @@ _WORDS = 3
 """Columns of text; figures follow."""
 _LARGEST = "largest"
 LEGEND = (
-    "Sizes are in MB (2**20 bytes) unless a unit is given, from torch's CUDA allocator on emulated "
-    "cards; no GPU was used. peak: highest live level; reserved: most that the allocator held; "
-    "head room: memory of the card, without the CUDA context, that the allocator never took."
+    "Sizes are in MB (2**20 bytes) unless a unit is given, from torch's CUDA allocator on "
+    "emulated cards; no GPU was used. peak: most memory in use at once; reserved: most memory "
+    "that the allocator reserved; head room: memory of the card, without the CUDA context, that "
+    "the allocator never reserved."
 )
 _LEGEND_OF_BAR = (
-    "The bar is the memory of the card: live at the peak, then held in reserve, then never taken."
+    "The bar shows the memory of the card, from left to right: in use at the peak, reserved but "
+    "not in use, never reserved."
 )
-_LEGEND_OF_LARGEST = " largest: the largest size that cka_memory.largest found."
+_LEGEND_OF_LARGEST = " largest: the largest size with which cka_memory.largest fitted the card."
 
 
 def as_markdown(uses: Sequence[CardUse]) -> str:

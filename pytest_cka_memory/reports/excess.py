@@ -30,8 +30,8 @@ _LEAST_SHARE = 0.01
 _MOSTLY = 0.9
 """Of the highest reserve. What is explained at less says little about it."""
 UNSEEN = (
-    "call region.batch_done() while the reserve is high, so that it can be explained at "
-    "that moment; this time it was released before"
+    "call region.batch_done() while the reserve is high, so that it can be explained at that "
+    "moment; this time the allocator had released most of it before"
 )
 """The advice if the reserve was only explained when most of it had been released."""
 
@@ -147,7 +147,7 @@ def _missing_bytes(refusal: Refusal) -> int:
 _LEVELS = ("peak_increase_bytes", "peak_bytes")
 _RESERVE = "reserved_increase_bytes"
 _LIMITS = ("max_peak_mb", "max_level_mb", "max_reserved_mb", "fits", "--cka-memory-max-peak-mb")
-_REPAIR = "this command tries changes that may lower it on this test, and prints the edits:"
+_REPAIR = "this command tries changes that may lower the memory of this test, and prints the edits:"
 
 
 def repair_lines(
@@ -178,7 +178,10 @@ def is_on_a_peak(breach: Breach) -> bool:
 
 def repair_of_out_of_memory(nodeid: str, facts: Mapping[str, Any]) -> list[str]:
     """Return the lines for a test that has run out of the device's memory."""
-    return [_REPAIR.replace("lower it", "make it fit"), f"  {_repair_command(nodeid, facts)}"]
+    return [
+        _REPAIR.replace("lower the memory of this test", "make this test fit"),
+        f"  {_repair_command(nodeid, facts)}",
+    ]
 
 
 def _repair_command(nodeid: str, facts: Mapping[str, Any]) -> str:

@@ -312,7 +312,7 @@ _UNKNOWN = {
     unpickling.IN_BACKWARD: "in a backward pass",
     unpickling.IN_OPTIMIZER: "in an optimizer's step",
 }
-NO_STACK = "no Python line (a backward pass, or no stacks)"
+NO_STACK = "no Python line (allocated in a backward pass, or recorded without stacks)"
 
 
 class Line(NamedTuple):

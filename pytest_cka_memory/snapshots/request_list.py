@@ -237,7 +237,7 @@ class _Maker:
         if key - _FIRST_HOLDER > _MOST_HOLDERS:
             raise ReportError(
                 "cannot replay the recording, because it begins with more free memory than any "
-                "card has"
+                "card has; record the program again from its start"
             )
         self.add(replaying.ALLOCATE, key, size, stream, pool)
         self._held.append(key)

@@ -34,7 +34,7 @@ _MOST_DIFFERENCES = 15
 _MOST_ROWS = 64
 RECORD = 'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")'
 """The line that records."""
-_OLDER = "memory from before the test, of which the lines are not known"
+_OLDER = "memory from before the test, whose lines of code are not known"
 _LEAST_KEPT = 0.02
 """A share of the reserve: what keeps less from being released is not worth a line."""
 

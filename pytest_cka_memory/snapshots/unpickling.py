@@ -50,11 +50,11 @@ class _BuiltinsOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise WrongContentError(
-            f"it asks for {module}.{name}"[:200] + ", but a snapshot has only builtin types"
+            f"the file asks for {module}.{name}"[:200] + ", but a snapshot has only builtin types"
         )
 
     def persistent_load(self, _: Any) -> NoReturn:
-        raise WrongContentError("it refers to objects that are not in the file")
+        raise WrongContentError("the file refers to objects that it does not contain")
 
 
 def unpickled(file: BinaryIO) -> Any:
@@ -69,7 +69,7 @@ def unpickled(file: BinaryIO) -> Any:
         raise
     except Exception as error:  # whatever a damaged pickle does to the unpickler
         raise WrongContentError(
-            f"it cannot be unpickled: {type(error).__name__}: {error}"
+            f"the file cannot be unpickled: {type(error).__name__}: {error}"
         ) from None
 
 
@@ -84,7 +84,7 @@ def compacted(data: Any) -> dict[str, Any]:
     """
     if type(data) is not dict or not {"segments", "device_traces"} & data.keys():
         raise WrongContentError(
-            "it has neither 'segments' nor 'device_traces'; write the file with "
+            "the file has neither 'segments' nor 'device_traces'; write the file with "
             "torch.cuda.memory._dump_snapshot of torch 2.1 or later"
         )
     traces, segments = data.get("device_traces", []), data.get("segments", [])

@@ -149,7 +149,7 @@ def parse(content: str) -> Entries:
     if conflict is not None:
         raise _wrong(
             conflict[0],
-            f"an unresolved merge conflict ({conflict[1]!r})",
+            f"the file has an unresolved merge conflict ({conflict[1]!r})",
             "keep the lines of one side, then measure again with --cka-memory-update-baseline",
         )
     elements = _elements(content)
@@ -220,7 +220,7 @@ def _refuse_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=unique_keys, parse_int=_integer, parse_constant=_refuse_constant
 )
-_NOT_OURS = f"not a baseline file, which begins with [ {json.dumps(_HEADER)}"
+_NOT_OURS = f"the file is not a baseline file, which begins with [ {json.dumps(_HEADER)}"
 _NAME_ANOTHER = "name another file, or restore this one from version control"
 
 
@@ -229,7 +229,9 @@ def _check_header(line: int, header: object) -> None:
         return
     schema = header.get("schema") if isinstance(header, dict) else None
     if is_other_version(schema, SCHEMA):
-        raise _wrong(line, f"schema {schema}, but this plugin reads {SCHEMA}", "upgrade the plugin")
+        raise _wrong(
+            line, f"its schema is {schema}, but this plugin reads {SCHEMA}", "upgrade the plugin"
+        )
     raise _wrong(line, _NOT_OURS, _NAME_ANOTHER)
 
 
@@ -360,7 +362,7 @@ class WithinBaseline(Limit):
         if new is None:
             message = (
                 f"cannot be judged: {noun} is {format_exact(old)} in the baseline, but it is not "
-                "known now; run 5 full batches or more, or update the baseline"
+                "known now; run at least 5 full batches, or update the baseline"
             )
         else:
             message = excess(difference, self.tolerance, "the baseline")

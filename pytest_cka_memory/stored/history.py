@@ -114,7 +114,7 @@ def _refuse_negative(session: HistorySession) -> None:
         for region in device.regions:
             for name, size in region.figures.items():
                 if (size or 0) < 0:
-                    raise ShapeError("a whole number of bytes, 0 or more", size).within(name)
+                    raise ShapeError("a whole number of bytes of at least 0", size).within(name)
 
 
 def _session(content: bytes) -> HistorySession:
@@ -125,8 +125,8 @@ def _session(content: bytes) -> HistorySession:
     conflict = conflict_in(line)
     if conflict is not None:
         raise ReportError(
-            f"an unresolved merge conflict ({conflict[1]!r}); keep the lines of both sides "
-            "and remove this one"
+            f"the file has an unresolved merge conflict ({conflict[1]!r}); keep the lines of both "
+            "sides and remove this one"
         )
     try:
         data = json.loads(line, object_pairs_hook=unique_keys)
@@ -138,12 +138,15 @@ def _session(content: bytes) -> HistorySession:
     except RepeatedKeyError as error:
         raise ReportError(f"{error}; remove the line") from None
     except (RecursionError, ValueError):
-        raise ReportError("no session has such values; remove the line") from None
+        raise ReportError(
+            "the line has values that no session has, such as a number of thousands of digits; "
+            "remove the line"
+        ) from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         if is_other_version(schema, SCHEMA):
             raise ReportError(
-                f"schema {schema}, but this plugin reads {SCHEMA}; upgrade the plugin"
+                f"its schema is {schema}, but this plugin reads {SCHEMA}; upgrade the plugin"
             )
         raise ReportError(
             f"{shown(data)} is not a line of a history file, because its schema is not {SCHEMA!r}; "

@@ -160,7 +160,7 @@ def _bytes_of(path: Path) -> bytes:
     except ValueError as error:  # a path with a null byte
         raise ReportError(str(error)) from None
     if len(content) > MOST_BYTES:
-        raise ReportError(f"larger than {MOST_BYTES // 2**20} MB; refusing to read it")
+        raise ReportError(f"the file is larger than {MOST_BYTES // 2**20} MB; refusing to read it")
     if not content.strip():
         raise ReportError(f"the file is empty; {_AGAIN}")
     return content

@@ -354,9 +354,9 @@ def hook_with_a_weak_reference(cka_memory):
 
 
 @advice(
-    "do not store the node that accumulates a gradient in the parameter itself, or delete "
-    "it after the last use of the parameter; the parameter and the node keep each other "
-    "alive",
+    "do not store the AccumulateGrad node of a parameter in an attribute of that parameter, or "
+    "delete the attribute after the last use of the parameter; the parameter and the node keep "
+    "each other alive",
     skip=NATIVE,
 )
 def node_of_a_parameter(cka_memory):

@@ -590,7 +590,7 @@ def optimizers_that_have_stepped(cka_memory):
             optimizer.step()
 
 
-@advice("`advice_table.KEEP` keeps more in every batch; empty it, or bound its length", limit=FLAT)
+@advice("`advice_table.KEEP` grows in every batch; empty it, or bound its length", limit=FLAT)
 def outputs(cka_memory):
     with cka_memory.measure() as region:
         for _ in region.batches(range(8)):
@@ -614,10 +614,9 @@ def outputs_bounded(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; the "
-    "autograd graph of another tensor keeps each of them; keeping that tensor's detach() "
-    "instead frees only the graph; keeping a number computed from it, such as its "
-    "mean().item(), frees both",
+    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; the autograd "
+    "graph of another tensor keeps each of these tensors; keep a number computed from that other "
+    "tensor, such as its mean().item(), because its detach() would free only the graph",
     limit=FLAT,
 )
 def outputs_with_graphs(cka_memory):
@@ -654,9 +653,9 @@ def outputs_as_numbers(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; each "
-    "keeps its autograd graph alive and uses only part of its storage; keeping "
-    "detach().clone() instead frees only the graph and the rest of the storage",
+    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; each tensor "
+    "keeps its autograd graph alive and uses only part of its storage; keeping detach().clone() "
+    "instead frees only the graph and the rest of the storage",
     limit=FLAT,
 )
 def parts_of_outputs(cka_memory):
@@ -685,9 +684,9 @@ def parts_of_outputs_bounded(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; each "
-    "uses only part of its storage but keeps all of it alive, as views and the results of "
-    "some losses do; keeping a clone() instead frees only the rest of the storage",
+    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; each tensor "
+    "uses only part of its storage but keeps all of it alive, as views and the results of some "
+    "losses do; keeping a clone() instead frees only the rest of the storage",
     limit=FLAT,
 )
 def views(cka_memory):
@@ -713,9 +712,9 @@ def views_bounded(cka_memory):
 
 
 @advice(
-    "remove each from what holds it; each uses only part of its storage but keeps all of "
-    "it alive, as views and the results of some losses do; keeping a clone() instead frees "
-    "only the rest of the storage",
+    "remove each tensor from the object that references it; each tensor uses only part of its "
+    "storage but keeps all of it alive, as views and the results of some losses do; keeping a "
+    "clone() instead frees only the rest of the storage",
     limit=FLAT,
 )
 def linked_views(cka_memory):
@@ -735,7 +734,7 @@ def linked_views_removed(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps more in every batch; empty it, or bound its length; keep "
+    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; keep "
     "what you need of the autograd node, such as its name(), instead of the node (a "
     "grad_fn, or the ctx of a Function), which keeps tensors alive",
     limit=FLAT,
@@ -855,8 +854,8 @@ def local_tensor_of_a_function(cka_memory):
 
 
 @advice(
-    "`batch` is a local variable of local_object; if the measured block makes it, write "
-    "`del batch` there; otherwise do not keep the tensor in it"
+    "`batch` is a local variable of local_object; if the measured block makes it, write `del "
+    "batch` there; otherwise do not store the tensor in it"
 )
 def local_object(cka_memory):
     batch = {}

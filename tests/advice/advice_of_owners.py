@@ -24,7 +24,7 @@ OF_A_GRAPH = "an autograd graph of which no Python object has the result"
 if not torch_private.SHOWS_SAVED:
     OF_A_GRAPH += ", or a hook of saved_tensors_hooks that returns the tensor itself"
 CUBLAS = (
-    "if it is a workspace of cuBLAS, which is kept for the next matrix product, call "
+    "if the memory is a workspace of cuBLAS, which is kept for the next matrix product, call "
     "torch._C._cuda_clearCublasWorkspaces(); "
     if KEEPS_WORKSPACES
     else ""
@@ -137,9 +137,9 @@ def quantized_module_deleted(cka_memory):
 
 
 @advice(
-    f"no Python holder found, so C++ code holds it; this may be {OF_A_GRAPH}, or the packed "
-    "parameters of a quantized module (its attribute _packed_params; they are freed with "
-    f"the module); {FIND_OUT}",
+    "no Python object was found that keeps this memory alive, so C++ code keeps it; this may be "
+    f"{OF_A_GRAPH}, or the packed parameters of a quantized module (its attribute _packed_params; "
+    f"they are freed with the module); {FIND_OUT}",
     devices=(CPU,),
     skip=NATIVE or QUANTIZES,
     is_command=True,
@@ -164,9 +164,10 @@ def train(model):
 
 
 @advice(
-    "no Python holder found; DistributedDataParallel reduces gradients in buckets, and "
-    "they are freed with the model; delete the model, its optimizer and its hooks, or let "
-    "the gradients be in the buckets with gradient_as_bucket_view=True",
+    "no Python object was found that keeps this memory alive; DistributedDataParallel reduces "
+    "gradients in buckets, and the buckets are freed with the model; delete the model, its "
+    "optimizer and its hooks, or let the gradients be in the buckets with "
+    "gradient_as_bucket_view=True",
     devices=(CPU,),
     limit=pytest.mark.max_retained_mb("1400 B"),
     skip=NATIVE,
@@ -225,7 +226,7 @@ def referenced_by_c_code_in_autocast(cka_memory):
 
 
 @advice(
-    f"this may be {OF_A_GRAPH}, or the buckets of DistributedDataParallel (they are freed "
+    f"this may be {OF_A_GRAPH}, or the buckets of DistributedDataParallel (the buckets are freed "
     f"with the model; delete the model, its optimizer and its hooks); {FIND_OUT}",
     devices=(CPU,),
     skip=NATIVE,
@@ -238,8 +239,9 @@ def referenced_by_c_code_in_a_process_group(cka_memory):
 
 
 @advice(
-    "no Python holder found; autocast caches the weights that it has cast until its block "
-    "ends; measure around the block, or write torch.autocast(..., cache_enabled=False)",
+    "no Python object was found that keeps this memory alive; autocast caches the weights that it "
+    "has cast until its block ends; measure around the block, or write torch.autocast(..., "
+    "cache_enabled=False)",
     devices=(TENSORS,),
 )
 def cached_by_autocast(cka_memory):
@@ -263,9 +265,9 @@ def not_cached_by_autocast(cka_memory):
 
 
 @advice(
-    "no Python holder found, so C++ code holds it; this may be autocast, which caches the "
-    "weights that it has cast until its block ends (measure around the block, or write "
-    f"torch.autocast(..., cache_enabled=False)), or {OF_A_GRAPH}; {FIND_OUT}",
+    "no Python object was found that keeps this memory alive, so C++ code keeps it; this may be "
+    "autocast, which caches the weights that it has cast until its block ends (measure around the "
+    f"block, or write torch.autocast(..., cache_enabled=False)), or {OF_A_GRAPH}; {FIND_OUT}",
     devices=(CPU,),
     skip=NATIVE,
 )
@@ -499,8 +501,8 @@ def masked(device):
 
 
 @advice(
-    "delete the result of the autograd graph, or compute the result in torch.no_grad(); "
-    "C++ code holds this graph",
+    "delete the tensor that this autograd graph computed (e.g. the loss), or compute it in "
+    "torch.no_grad(); C++ holds the graph, no Python variable does",
     skip=NATIVE,
 )
 def graph_of_c_code(cka_memory):
@@ -528,8 +530,8 @@ def captured(allocate, **options):
 
 
 @advice(
-    "no Python holder found; the pool of the graph captured at advice_of_owners.py:N in "
-    "captured may hold it; if torch.compile has captured the graph, call "
+    "no Python object was found that keeps this memory alive; the pool of the graph captured at "
+    "advice_of_owners.py:N in captured may keep it; if torch.compile has captured the graph, call "
     f"torch.compiler.reset(); {FIND_OUT}",
     devices=(CARD,),
     limit=pytest.mark.max_retained_mb(1),
@@ -543,9 +545,9 @@ def memory_of_a_graph(cka_memory):
 
 
 @advice(
-    "delete the last graph of the private pool, or the MemPool, which keeps the reserve "
-    "until then; capture graphs that never run at once into one pool; call "
-    "torch.compiler.reset() if torch.compile has captured the graphs",
+    "delete the last graph of the private pool, or the MemPool (until then the pool keeps its "
+    "reserve); capture graphs that never run at once into one pool; call torch.compiler.reset() "
+    "if torch.compile has captured the graphs",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(30),
 )
@@ -571,9 +573,9 @@ def one_pool_of_graphs(cka_memory):
 
 
 @advice(
-    "no tensor that a Python object references owns this memory; it may be a library's "
-    f"workspace, or C++ code, such as an autograd graph, may hold it; {CUBLAS}if it is the "
-    "pool of a CUDA graph, delete the graph or reset() it, then call "
+    "this memory belongs to no tensor that Python code can reach; it may be a library's "
+    f"workspace, or C++ code, such as an autograd graph, may hold it; {CUBLAS}if the memory is in "
+    "the pool of a CUDA graph, delete the graph or reset() it, then call "
     f"torch.cuda.empty_cache(); {FIND_OUT}",
     devices=(CARD,),
     is_command=True,

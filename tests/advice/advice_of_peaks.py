@@ -11,7 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MB = 2**20
-SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
+SEE = (
+    "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each group of tensors "
+    "was live"
+)
 
 
 def network_on(device):
@@ -204,9 +207,8 @@ def set_weak_callback(node):
 
 
 @advice(
-    "pass the object to the function as an argument, or reference the object with "
-    "weakref.ref; now the function has in its closure the object that references the "
-    "function",
+    "pass the object to the function as an argument, or reference the object with weakref.ref; "
+    "the closure of the function references the object, and the object references the function",
     limit=pytest.mark.no_cycles,
 )
 def closure(cka_memory):
@@ -386,10 +388,10 @@ def read_by_workers(cka_memory, data, size):
 
 
 @advice(
-    "the workers keep more and more; look in the data set, its transforms and collate_fn "
-    "for a list, dict or cache that grows with each item, and bound its length. With "
-    "num_workers=0 the test measures the same code in this process, in which no_cycles "
-    "finds reference cycles too",
+    "the workers keep more memory with every item; look in the data set, its transforms and "
+    "collate_fn for a list, dict or cache that grows with each item, and bound its length. With "
+    "num_workers=0 the test measures the same code in this process, in which no_cycles finds "
+    "reference cycles too",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("256 KiB"),
     skip=LINUX or NATIVE,
@@ -424,9 +426,9 @@ def array_in_workers(cka_memory):
 
 
 @advice(
-    "the autograd graph of `total` in sum_of_losses_after_backward (advice_of_peaks.py:N) "
-    "has nodes of every batch, and these nodes take host memory outside tensors; add "
-    "loss.item() to the sum instead of the loss",
+    "the autograd graph of `total` in sum_of_losses_after_backward (advice_of_peaks.py:N) keeps "
+    "nodes of every batch; they take host memory that is not in tensors; add loss.item() to the "
+    "sum instead of the loss",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("64 KiB"),
     skip=LINUX or NATIVE,
@@ -457,9 +459,9 @@ STEPS = 200
 
 
 @advice(
-    "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) has nodes of "
-    "every batch, and these nodes take host memory outside tensors; compute it from a "
-    "detach() of its last value, or in torch.no_grad()",
+    "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) keeps nodes of every "
+    "batch; they take host memory that is not in tensors; compute it from a detach() of its last "
+    "value, or in torch.no_grad()",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("64 KiB"),
     skip=LINUX or NATIVE,

@@ -56,8 +56,8 @@ def with_a_larger_split_limit(cka_memory):
 
 
 @advice(
-    "allocate on one stream, or call torch.cuda.empty_cache() after the work of the other "
-    "stream; memory that is free for one stream serves no other",
+    "allocate on one stream, or call torch.cuda.empty_cache() after the work of the other stream; "
+    "the allocator does not use free memory of one stream for another",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(260),
 )
@@ -88,9 +88,9 @@ def cache_emptied_after_each_stream(cka_memory):
 
 
 @advice(
-    "allocate what is kept before what is freed, so that they do not lie side by side; to "
-    "see which settings of the allocator help, run python -m pytest_cka_memory replay on a "
-    "snapshot",
+    "allocate the tensors that stay first, and after them those that are freed, so that they do "
+    "not lie side by side; to see which settings of the allocator help, run python -m "
+    "pytest_cka_memory replay on a snapshot",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(450),
 )
@@ -148,7 +148,8 @@ def growing_requests_with_an_empty_cache(cka_memory):
 
 
 @advice(
-    "call torch.cuda.empty_cache() to release what is free; it was in use at another moment",
+    "call torch.cuda.empty_cache() to release what is free; the free memory was in use at another "
+    "moment",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(140),
 )
@@ -171,8 +172,8 @@ def cache_emptied_between_them(cka_memory):
 
 
 @advice(
-    "allow in the limit for one segment of each kind; the allocator takes segments of 2 MB "
-    "for blocks up to 1 MB, of 20 MB for blocks up to 10 MB, and of a multiple of 2 MB for "
+    "raise the limit to leave room for one segment of each kind; the allocator takes segments of "
+    "2 MB for blocks up to 1 MB, of 20 MB for blocks up to 10 MB, and of a multiple of 2 MB for "
     "larger blocks",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(10),

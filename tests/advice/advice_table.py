@@ -55,7 +55,7 @@ ELSEWHERE = {
 }
 """Tests of hints that no program of this table can follow -> the hint."""
 COMMANDS = {
-    "if it is a workspace of cuBLAS, which is kept for the next matrix product, call "
+    "if the memory is a workspace of cuBLAS, which is kept for the next matrix product, call "
     "torch._C._cuda_clearCublasWorkspaces()": "torch 2.15 keeps none",
     "run nvidia-smi to see the processes that use the card; this is memory of the CUDA "
     "context, NCCL, other libraries or other processes": "the emulated device has no other "

@@ -174,7 +174,8 @@ def test_last_batch_of_four_samples_is_not_added_to_the_one_before():
 def test_small_batch_of_a_generator_is_left_out_with_a_warning():
     """The batch before a generator's small one is gone, so the small batch is left out."""
     with pytest.warns(
-        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 3"
+        CKAWarning,
+        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
     ):
         result = CKA(mlp()).compare(iter(batches_of(8, 8, 3)), progress=False)
     assert (result.samples, result.batches) == (16, 2)
@@ -185,7 +186,8 @@ def test_small_batch_of_another_shape_is_left_out_with_a_warning():
     """A small last batch of another shape is left out, because it cannot be concatenated."""
     long, short = torch.randn(8, 5, 6), torch.randn(3, 4, 6)
     with pytest.warns(
-        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 3"
+        CKAWarning,
+        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
     ):
         result = CKA(mlp()).compare([long, short], progress=False)
     assert (result.samples, result.batches) == (8, 1)
@@ -200,7 +202,8 @@ def test_small_batch_is_left_out_if_only_outputs_show_its_size():
 
     cka = CKA(mlp(), feed=feed, device="cpu")
     with pytest.warns(
-        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 3"
+        CKAWarning,
+        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
     ):
         result = cka.compare(iter(["eight by", "six"]), progress=False)
     assert (result.samples, result.batches) == (8, 1)

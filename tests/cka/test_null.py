@@ -105,7 +105,7 @@ def test_features_that_do_not_vary_have_no_p_value():
 def test_wrong_arguments_are_errors():
     """The error for a wrong argument says what to write."""
     x, y = pair()
-    with pytest.raises(SettingError, match="at least 1, got 0; write 999"):
+    with pytest.raises(SettingError, match=r"at least 1, got 0; write e\.g\. 999"):
         null_distribution(x, y, n=0)
     with pytest.raises(InputError, match="one pair of features, got a list; pass two"):
         null_distribution([x], y)

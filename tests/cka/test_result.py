@@ -80,7 +80,7 @@ def test_plot_has_the_names_of_models_and_layers(result, pyplot):
 def test_error_for_a_missing_extra_gives_the_pip_command(result, monkeypatch, method, package):
     """If an optional package is missing, the error names it and the pip command."""
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=r'pip install "pytest-cka-memory\[plot\]"'):
+    with pytest.raises(MissingExtraError, match=r"pip install 'pytest-cka-memory\[plot\]'"):
         getattr(result, method)()
 
 

@@ -138,7 +138,9 @@ def test_undecided_axis_is_an_error_that_axes_decides():
     """If a model runs on one number of samples only, equal sizes are an error; axes= decides."""
     batch = torch.randn(8, 64)
     with pytest.raises(
-        InputError, match=r"more than one axis of 8, the number of samples.*shape '\[8, 8, 8\]'"
+        InputError,
+        match=r"more than one axis of length 8, the number of samples in the batch.*shape '\[8, 8, "
+        r"8\]'",
     ):
         compared(FixedBatch(), [batch])
     result = compared(FixedBatch(), [batch], axes={"inner": "tnd"})
@@ -250,7 +252,8 @@ def test_lists_of_samples_are_not_joined():
     """A small list of samples is left out with a warning; it is not added to the one before."""
     settings = {"feed": lambda model, batch: model(batch), "model1_layers": "pooled"}
     with pytest.warns(
-        CKAWarning, match="fewer than 4 samples are left out; their numbers of samples: 3"
+        CKAWarning,
+        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
     ):
         result = compared(OnLists(), [images(), images()[:3]], samples=len, **settings)
     assert (result.samples, result.batches) == (8, 1)

@@ -50,4 +50,6 @@ def test_failures_name_the_graph_whose_pool_holds_the_memory(python, tmp_path):
     alone = f"12,582,912 bytes (12.00 MB), reserved held by {owner} what"
     beside_others = f"{owner}, stream 1: 12.00 MB, 0 in use, 12.00 MB free in whole segments"
     assert alone in text or beside_others in text, session.stdout
-    assert f"no Python holder found; {owner} may hold it; if" in text, session.stdout
+    assert (
+        f"no Python object was found that keeps this memory alive; {owner} may keep it; if" in text
+    ), session.stdout

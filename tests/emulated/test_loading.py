@@ -104,7 +104,7 @@ def test_torch_that_was_asked_for_devices_before_is_refused(python):
     """
     first, message, *rest = python("-c", ASKED, forked=True).stdout.splitlines()
     assert first == "False"
-    assert message.startswith("the emulated CUDA device comes too late: this process has")
+    assert message.startswith("it is too late to load the emulated CUDA device: this process has")
     assert "move calls of torch.cuda.is_available()" in message
     assert rest == ["False None 6.0"]
 
@@ -183,7 +183,7 @@ def test_card_that_torch_has_no_kernels_for_is_refused(torch_version, card, cuda
     torch_version(f"__version__ = '2.12.0'\ncuda: str | None = '{cuda}'\n")
     message = refusal(card=card)
     assert f"torch for CUDA {cuda} has no kernels for the NVIDIA" in message
-    assert message.endswith("; name another card")
+    assert message.endswith("; write the name of another card")
 
 
 @pytest.mark.parametrize(
@@ -308,11 +308,10 @@ def test_process_that_uses_another_driver_is_refused(of_driver, driver, library)
     """If a process uses the driver of the machine's GPU, it would go on to do so: an error."""
     line = of_driver.stdout.splitlines(keepends=True)[LIBRARIES.index(library)]
     assert line == (
-        f"{library} "
-        f"TooLateError the emulated CUDA device comes too late: it replaces NVIDIA's driver, "
-        f"but this process already uses {driver / library}; load the emulated device first, and "
-        f"move calls of torch.cuda.is_available(), torch.cuda.device_count() and "
-        f"torch.accelerator from the top of conftest.py, plugins and modules into functions\n"
+        f"{library} TooLateError it is too late to load the emulated CUDA device: it replaces "
+        f"NVIDIA's driver, but this process already uses {driver / library}; load the emulated "
+        "device first, and move calls of torch.cuda.is_available(), torch.cuda.device_count() and "
+        "torch.accelerator from the top of conftest.py, plugins and modules into functions\n"
     ), of_driver.stderr
 
 

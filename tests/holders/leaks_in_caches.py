@@ -90,7 +90,8 @@ def graph_of_a_function_of_functorch() -> None:
 @leak(
     CACHES,
     NO_HOLDER,
-    hint="DistributedDataParallel reduces gradients in buckets, and they are freed with the model",
+    hint="DistributedDataParallel reduces gradients in buckets, and the buckets are freed with the "
+    "model",
     made="DistributedDataParallel(NET)",
 )
 def buckets_of_a_reducer() -> None:

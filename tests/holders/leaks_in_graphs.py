@@ -132,7 +132,7 @@ def output_in_the_metadata_of_its_node() -> None:
 @leak(
     GRAPHS,
     "the loop Parameter (250,).accumulator -> AccumulateGrad -> the same Parameter",
-    hint="do not store the node that accumulates a gradient",
+    hint="do not store the AccumulateGrad node of a parameter",
     made="torch.ones(250)",
 )
 def node_that_accumulates_as_an_attribute() -> None:

@@ -13,7 +13,7 @@ KEEP: list[Any] = []
 """Where most leaks store their tensor; emptied after each of them."""
 CLEANUP = ExitStack()
 """Callbacks that undo what else a leak changed."""
-NO_HOLDER = "no Python holder found"
+NO_HOLDER = "no Python object was found that keeps this memory alive"
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ def test_sum_of_losses_after_their_backward_pass_is_named() -> None:
         STATE["total"] = STATE.get("total", 0) + loss_of(model)
 
     assert found_after(step) == (
-        "the autograd graph of `test_growing_graphs.STATE['total']` has nodes of every "
-        "batch, and these nodes take host memory outside tensors; add loss.item() to the "
-        "sum instead of the loss"
+        "the autograd graph of `test_growing_graphs.STATE['total']` keeps nodes of every batch; "
+        "they take host memory that is not in tensors; add loss.item() to the sum instead of the "
+        "loss"
     )
 
 
@@ -58,7 +58,7 @@ def test_sum_in_place_in_an_object_is_named() -> None:
         STATE.setdefault("sum", torch.zeros(()))
         STATE["sum"] += loss_of(model)
 
-    assert "`test_growing_graphs.STATE['sum']` has nodes of every batch" in str(found_after(step))
+    assert "`test_growing_graphs.STATE['sum']` keeps nodes of every batch" in str(found_after(step))
 
 
 def test_state_that_is_no_number_is_to_be_detached() -> None:

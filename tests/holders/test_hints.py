@@ -29,7 +29,7 @@ LOCAL = (
     "the block into a function"
 )
 
-GROWS = "`{}` keeps more in every batch; empty it, or bound its length"
+GROWS = "`{}` grows in every batch; empty it, or bound its length"
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,8 @@ def test_locals_of_a_test_are_to_be_deleted() -> None:
     assert found["ids"] == LOCAL.format("ids", function)
     assert found["output"] == LOCAL.format("output", function)
     assert found["losses[0]"] == (
-        f"`losses` is a local variable of {function}; if the measured block makes it, write "
-        "`del losses` there; otherwise do not keep the tensor in it"
+        f"`losses` is a local variable of {function}; if the measured block makes it, write `del "
+        "losses` there; otherwise do not store the tensor in it"
     )
     graph = [path for path in found if path.startswith("output.grad_fn")]
     assert {found[path] for path in graph} == {found["output"]}
@@ -122,8 +122,8 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     )
     (hint,) = {str(holding.hint) for holding in grown if ".grad_fn" in str(holding.held_by)}
     assert hint.startswith(
-        f"{GROWS.format('planted.KEEP')}; {saved} each of them; keeping "
-        "that tensor's detach() instead frees only the graph"
+        f"{GROWS.format('planted.KEEP')}; {saved} each of these tensors; keep a number "
+        "computed from that other tensor"
     )
     assert "loss.item()" not in text
 
@@ -174,7 +174,7 @@ def test_list_of_a_closure_that_grows_is_named_by_its_variable(detached: bool) -
     KEEP.append(log)
     grown, _ = growth(lambda _: log((WEIGHT * 2).detach() if detached else WEIGHT * 2))
     assert str(grown[0].hint).startswith("`history`, a variable of the closure `")
-    assert "keeps more in every batch; empty it, or bound its length" in str(grown[0].hint)
+    assert "grows in every batch; empty it, or bound its length" in str(grown[0].hint)
     assert "detach()" not in str(grown[0].hint)  # it would keep the same bytes
 
 
@@ -195,7 +195,9 @@ def test_list_of_a_module_that_grows_is_named_and_not_the_module() -> None:
     """
     model = Attention()
     grown, _ = growth(lambda _: model((WEIGHT * 2).detach()[:5]))
-    assert str(grown[0].hint).startswith(f"{GROWS.format('model.keys')}; each uses only part of")
+    assert str(grown[0].hint).startswith(
+        f"{GROWS.format('model.keys')}; each tensor uses only part of"
+    )
     grown, _ = growth(lambda _: model((WEIGHT * 2).detach()))
     assert grown[0].hint == GROWS.format("model.keys")
     with MemoryProbe("cpu").measure() as region:

@@ -127,8 +127,8 @@ CACHE = "cache_enabled=False"
     [
         pytest.param(BY_FRAMES, {}, CACHE, id="frames"),
         pytest.param(None, {}, CACHE, id="nothing-recorded"),
-        pytest.param(BY_LEDGER, {}, "C++ code holds it", id="another-operator"),
-        pytest.param(BY_FRAMES, {"cache_enabled": False}, "C++ code holds it", id="no-cache"),
+        pytest.param(BY_LEDGER, {}, "C++ code keeps it", id="another-operator"),
+        pytest.param(BY_FRAMES, {"cache_enabled": False}, "C++ code keeps it", id="no-cache"),
     ],
 )
 def test_the_cache_of_autocast_is_named_if_it_can_be_the_holder(

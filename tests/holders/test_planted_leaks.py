@@ -73,7 +73,7 @@ def test_a_planted_leak_is_reported_with_its_bytes_holder_line_and_hint(leak: Le
     said = sentences.sentence(region.record, "retained_bytes")
     explained_bytes = sum(each.bytes for each in region.retained if each.held_by is not None)
     if leak.held_by == NO_HOLDER:
-        assert said.endswith("; no reference of a Python object to the rest was found")
+        assert said.endswith("; no Python object was found that references the rest")
     else:
         assert explained_bytes >= 0.95 * leak.bytes
     assert said.startswith("explains ")

@@ -273,7 +273,7 @@ def test_function_is_emulated_only_if_it_is_asked_for(
 def test_function_that_another_process_cannot_import_is_refused() -> None:
     """A lambda, a function in a function, and one with a closure."""
     for step in (lambda batch: batch, print, MemoryProbe.law):
-        with pytest.raises(ValueError, match=r"give its name, as in 'train\.py:step'"):
+        with pytest.raises(ValueError, match=r"pass its name, e\.g\. 'train\.py:step'"):
             target_of(step, None, "emulate:cuda:h100")
 
 
@@ -364,4 +364,4 @@ def test_command_names_what_is_wrong(steps: str, capsys: pytest.CaptureFixture[s
     assert "in own_error" in printed
     assert printed.splitlines()[-1].endswith("own_error raised NoTokensError: nothing to do")
     assert main(["law", f"{steps}:step", "batch=1,2", "batch=4"]) == UNUSABLE
-    assert "'batch' is given twice; write all its values once" in capsys.readouterr().err
+    assert "'batch' is given twice; write all its values together" in capsys.readouterr().err

@@ -131,9 +131,13 @@ def test_memory_of_other_libraries_counts(probe: MemoryProbe) -> None:
     [
         ({}, ValueError, "needs a size that varies"),
         ({"n": 3}, ValueError, "needs a size that varies"),
-        ({"n": (3,)}, ValueError, r"n=\(3,\): write two or more whole numbers"),
-        ({"n": (0, 1)}, ValueError, "write two or more whole numbers, 1 or more"),
-        ({"n": (1, 2.5)}, ValueError, "write two or more whole numbers"),
+        (
+            {"n": (3,)},
+            ValueError,
+            r"n=\(3,\) does not contain at least two different whole numbers",
+        ),
+        ({"n": (0, 1)}, ValueError, "two different whole numbers of at least 1"),
+        ({"n": (1, 2.5)}, ValueError, "at least two different whole numbers"),
         ({"m": (1, 2)}, TypeError, "the step has no parameter 'm'; it takes n"),
         ({"n": (1, 2), "law_of": "beauty"}, ValueError, "write one of 'peak', 'retained'"),
     ],

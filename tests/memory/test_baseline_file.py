@@ -82,15 +82,18 @@ def test_new_region_adds_one_line_and_changes_no_other() -> None:
 REGION = GOOD.splitlines()[2][2:]
 BYTES = "expected a whole number"
 WRONG = {
-    "empty": ("", "line 1: not a baseline file, which begins with"),
-    "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: not a baseline file"),
-    "no list": ("null", "line 1: not a baseline file"),
+    "empty": ("", "line 1: the file is not a baseline file, which begins with"),
+    "a report": (
+        '{\n "schema": "pytest-cka-memory/1"\n}',
+        "line 1: the file is not a baseline file",
+    ),
+    "no list": ("null", "line 1: the file is not a baseline file"),
     "empty list": ("[]", "line 1: not valid JSON: Expecting value"),
-    "no header": (f"[{REGION}]", "line 1: not a baseline file"),
-    "foreign schema": ('[ {"schema": "other/1"}\n]', "line 1: not a baseline file"),
+    "no header": (f"[{REGION}]", "line 1: the file is not a baseline file"),
+    "foreign schema": ('[ {"schema": "other/1"}\n]', "line 1: the file is not a baseline file"),
     "newer schema": (
         GOOD.replace("baseline/1", "baseline/2"),
-        "line 1: schema pytest-cka-memory-baseline/2, but this plugin reads "
+        "line 1: its schema is pytest-cka-memory-baseline/2, but this plugin reads "
         "pytest-cka-memory-baseline/1; upgrade the plugin",
     ),
     "cut off after a region": (GOOD[:-3], "line 3: cut off: the last ']' is missing"),
@@ -104,18 +107,24 @@ WRONG = {
     "two files": (GOOD + GOOD, "line 5: text after the last ']'"),
     "merge": (
         GOOD.replace("\n]", "\n<<<<<<< HEAD\n]"),
-        "line 4: an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of one "
+        "line 4: the file has an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of one "
         "side, then measure again with --cka-memory-update-baseline",
     ),
-    "merge middle": (GOOD + "=======\n", "line 5: an unresolved merge conflict ('=======')"),
-    "merge on Windows": (GOOD + "=======\r\n", "line 5: an unresolved merge conflict ('=======')"),
+    "merge middle": (
+        GOOD + "=======\n",
+        "line 5: the file has an unresolved merge conflict ('=======')",
+    ),
+    "merge on Windows": (
+        GOOD + "=======\r\n",
+        "line 5: the file has an unresolved merge conflict ('=======')",
+    ),
     "nested": (GOOD.replace("4096", "[" * 100_000, 1), "line 2: nested too deeply"),
-    "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: not a baseline file"),
+    "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: the file is not a baseline file"),
     "huge number": (GOOD.replace("4096", "9" * 5000, 1), "line 2: 999999999999... is not a number"),
     "too many bytes": (GOOD.replace("4096", str(2**63 + 1), 1), f"; {BYTES}"),
     "negative": (
         GOOD.replace("4096", "-1", 1),
-        f"line 2: peak_increase_bytes is -1; {BYTES} of bytes, 0 or more",
+        f"line 2: peak_increase_bytes is -1; {BYTES} of bytes of at least 0",
     ),
     "fraction": (GOOD.replace("4096", "0.5", 1), f"peak_increase_bytes is 0.5; {BYTES}"),
     "beyond floats": (GOOD.replace("4096", "1e999", 1), f"is inf; {BYTES}"),
@@ -143,7 +152,7 @@ WRONG = {
         "line 4: the same region as line 3; keep one of the two lines",
     ),
     "no region": (GOOD.replace("\n]", "\n, [1]\n]"), "line 4: [1] is not a region"),
-    "byte order mark": ("\ufeff" + GOOD, "line 1: not a baseline file"),
+    "byte order mark": ("\ufeff" + GOOD, "line 1: the file is not a baseline file"),
 }
 
 

@@ -114,7 +114,9 @@ def test_largest_sizes_have_a_column_if_a_test_has_found_one():
         "| `t.py::test_a` | t4 | fits | 30.00 | 40.00 | 60.00 | 169, 8 |",
         "| `t.py::test_b` | t4 | fits | 1.00 | 2.00 | 98.00 | - |",
     ]
-    assert lines[-1].endswith("largest: the largest size that cka_memory.largest found.")
+    assert lines[-1].endswith(
+        "largest: the largest size with which cka_memory.largest fitted the card."
+    )
     assert "<td data-label='Largest'>169, 8</td>" in cards.as_html(uses)
     assert "largest" not in cards.as_markdown([use("t", "t4", 100, 60)])
 

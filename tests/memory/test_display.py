@@ -126,5 +126,5 @@ def test_plot_without_matplotlib_says_what_to_install(
 ) -> None:
     """Matplotlib is optional, so a plot without it raises an error that says what to install."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(MissingPackageError, match=r'pip install "pytest-cka-memory\[plot\]"'):
+    with pytest.raises(MissingPackageError, match=r"pip install 'pytest-cka-memory\[plot\]'"):
         region.plot()

@@ -173,7 +173,7 @@ def shares_of() -> Iterator[tuple[RegionRecord, str, str]]:
     """Yield a record, a figure, and what is said about it."""
     held, unknown = Holding(bytes=75, count=1, held_by="net.x"), Holding(bytes=25, count=1)
     leak = record(retained_bytes=100, retained=(held, unknown))
-    rest = "no reference of a Python object to the rest was found"
+    rest = "no Python object was found that references the rest"
     yield leak, "retained_bytes", f"explains 75 of 100 B; {rest}"
     whole = record(retained_bytes=75, retained=(held,))
     yield whole, "retained_bytes", "explains 75 of 75 B"

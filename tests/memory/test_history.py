@@ -76,7 +76,8 @@ WRONG = {
     "a number": ("1", "1 is not a line of a history file"),
     "newer": (
         '{"schema": "pytest-cka-memory-history/9"}',
-        "schema pytest-cka-memory-history/9, but this plugin reads pytest-cka-memory-history/1",
+        "its schema is pytest-cka-memory-history/9, but this plugin reads "
+        "pytest-cka-memory-history/1",
     ),
     "no date": (json.dumps({"schema": SCHEMA, "commit": None}), "uncommitted is missing; expected"),
     "text as figure": (
@@ -89,12 +90,15 @@ WRONG = {
             '"devices": [{"device": "cpu", "meter": "m", "torch": null, "cuda": null, "regions": '
             '[{"nodeid": "t", "label": "", "figures": {"retained_bytes": -1}}]}]',
         ),
-        "retained_bytes is -1; expected a whole number of bytes, 0 or more",
+        "retained_bytes is -1; expected a whole number of bytes of at least 0",
     ),
     "key given twice": (GOOD.replace('"devices"', '"date": "2026", "devices"'), "given twice"),
-    "merge": ("<<<<<<< HEAD", "an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of"),
-    "merge on Windows": ("=======\r", "an unresolved merge conflict ('=======')"),
-    "nested": ("[" * 100_000, "no session has such values"),
+    "merge": (
+        "<<<<<<< HEAD",
+        "the file has an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of",
+    ),
+    "merge on Windows": ("=======\r", "the file has an unresolved merge conflict ('=======')"),
+    "nested": ("[" * 100_000, "the line has values that no session has"),
 }
 
 

@@ -224,7 +224,7 @@ def test_bar_at_the_peak_has_a_part_for_each_owner():
         "2.00 MB2 smaller groups",
         "40.00 MBlive before the region",
         "4.00 MBnot recorded",
-        "82.00 MBallowed by max_peak_mb(40), 42.00 MB of them live at entry",
+        "82.00 MBallowed by max_peak_mb(40), 42.00 MB of them in use before the region",
     ]
 
 

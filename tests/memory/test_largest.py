@@ -168,7 +168,7 @@ def test_size_that_fits_at_the_second_time_is_refused(card, step):
 @pytest.mark.parametrize("at_most", [0, -1, 1.5, True, "8"])
 def test_at_most_must_be_a_whole_number(card, step, at_most):
     """A bound that is not a whole number from 1 on is refused before the first call."""
-    with pytest.raises(ValueError, match="at_most must be a whole number, 1 or more, not"):
+    with pytest.raises(ValueError, match="at_most must be a whole number of at least 1, not"):
         MemoryProbe(meter=card).largest(step, at_most)
 
 

@@ -31,9 +31,9 @@ FACTS = """\
 HIGHEST = "- highest level: `100.00 MB in t.py::test_kept`\n"
 LEGEND = """\
 
-Sizes are in MB (2**20 bytes) unless a unit is given. start: live at entry; peak: highest live \
-level; increase: peak - start; retained: allocated inside and still live at the end; growth/b: \
-rise of the highest level per batch, from 5 full batches on.
+Sizes are in MB (2**20 bytes) unless a unit is given. start: in use when the region began; \
+peak: most memory in use at once; increase: peak - start; retained: allocated inside and still \
+live at the end; growth/b: rise of the highest level per batch, from 5 full batches on.
 """
 WHOLE = f"""\
 ### Memory: 1 of 5 regions broke a limit, 2 not judged, 1 test without a result, 2 not measured

@@ -103,7 +103,9 @@ def test_region_that_an_exception_ends_is_not_judged():
 def test_without_psutil_a_probe_says_what_to_install(monkeypatch):
     """A probe that is to measure the process needs psutil."""
     monkeypatch.setattr(process, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match="needs psutil: pip install"):
+    with pytest.raises(
+        MissingPackageError, match="needs psutil, which is not installed; run pip install"
+    ):
         MemoryProbe("cpu", also=["process"])
 
 

@@ -117,11 +117,11 @@ WHOLE = json_writer.render(one_of_each()).encode()
         ),
         (
             damaged(["regions", 1, "peak_bytes"], -1),
-            "regions[1].peak_bytes is -1; expected a whole number of bytes, 0 or more",
+            "regions[1].peak_bytes is -1; expected a whole number of bytes of at least 0",
         ),
         (
             damaged(["regions", 1, "garbage_end_bytes"], -1),
-            "regions[1].garbage_end_bytes is -1; expected a whole number of bytes, 0 or more",
+            "regions[1].garbage_end_bytes is -1; expected a whole number of bytes of at least 0",
         ),
         (
             WHOLE.replace(b'"peak_bytes": ', b'"peak_bytes": 1, "peak_bytes": ', 1),

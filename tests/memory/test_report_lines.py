@@ -18,7 +18,10 @@ from pytest_cka_memory.units import MB
 MakeRecord = Callable[..., RegionRecord]
 FLAT = limit_from_marker("flat_per_batch", (), {})
 ZERO = limit_from_marker("zero_retention", (), {})
-SEE = "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each was live"
+SEE = (
+    "pass --cka-memory-html=memory.html --cka-memory-timeline to see when each group of tensors "
+    "was live"
+)
 RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
 FILE = "tests/gates/test_cka.py"
 
@@ -210,14 +213,14 @@ def test_the_legend_has_device_versions_meter_and_notes() -> None:
         "  first note",
         "  second note",
     ]
-    assert lines[4].startswith("Sizes are in MB (2**20 bytes) unless a unit is given. start: live")
+    assert lines[4].startswith("Sizes are in MB (2**20 bytes) unless a unit is given. start: in")
     assert max(map(len, lines)) <= 100
     on_cpu = terminal.legend({**session, "cuda": None})
     assert on_cpu[0].text == "device: cuda:0 (A100), torch 2.9.0"
 
 
 REPAIR = (
-    "  this command tries changes that may lower it on this test, and prints the edits:",
+    "  this command tries changes that may lower the memory of this test, and prints the edits:",
     "    python -m pytest_cka_memory repair t.py::t --device cpu --to 4B",
 )
 """What a limit of 4 bytes on a peak adds for the test ``t.py::t``."""
@@ -232,7 +235,8 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
         "  in region 'fit', measured on cpu (scripted figures)",
         "  what to do: remove each from what holds it, or keep a number computed from it instead",
         "max_peak_mb('4 B') broken: peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
-        f"  what to do: {SEE}",
+        f"  what to do: {SEE}".removesuffix(" tensors was live"),
+        "    tensors was live",
         *REPAIR,
     ]
 
@@ -267,7 +271,8 @@ def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
         "  2 allocations, 8 bytes, made at net.py:3: as above",
         "  1 allocation, 2 bytes",
         "    made at net.py:9 in run: `x.exp()`",
-        f"  what to do: {SEE}",
+        f"  what to do: {SEE}".removesuffix(" tensors was live"),
+        "    tensors was live",
         "  explains 10 of 10 B",
         *REPAIR,
         "zero_retention broken: retained 8 bytes, allowed 0 bytes: 8 bytes too much",
@@ -318,7 +323,10 @@ def test_advice_on_a_reserve_names_the_peak_if_that_is_the_cause(
     )
     result = judge("t.py::t", measured, [limit])
     text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
-    assert f"what to do: {advice} this command tries changes that may lower it" in text
+    assert (
+        f"what to do: {advice} this command tries changes that may lower the memory of this test"
+        in text
+    )
 
 
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:

@@ -161,7 +161,9 @@ def test_trend_of_nothing_is_refused_and_one_session_has_none(
     path = tmp_path / "h.jsonl"
     path.touch()
     assert main(["trend", str(path)]) == UNUSABLE
-    assert "it has no session; add one with pytest --cka-memory-hist" in capsys.readouterr().err
+    assert (
+        "it has no line of a session; run pytest with --cka-memory-hist" in capsys.readouterr().err
+    )
     path.write_text(HISTORY[0].to_line(), "utf-8")
     assert main(["trend", str(path)]) == OK
     assert capsys.readouterr().out.startswith("1 session from 2026-01-01")

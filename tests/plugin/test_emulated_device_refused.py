@@ -24,8 +24,8 @@ def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", forked=True)
     run.assert_refused(
-        "--cka-memory-device: the emulated CUDA device comes too late: this process has already "
-        "asked torch for CUDA devices",
+        "--cka-memory-device: it is too late to load the emulated CUDA device: this process has "
+        "already asked torch for CUDA devices",
         "; load the emulated device first, and move calls of torch.cuda.is_available()",
         "into functions (torch was imported by plugin asks)",
     )
@@ -56,9 +56,11 @@ def main_module(monkeypatch):
 def test_script_that_imported_torch_is_named(session, refuse, main_module):
     """A script that called pytest.main() after asking torch for devices is named."""
     main_module.no_grad = torch.no_grad
-    refuse(TooLateError("the emulated CUDA device comes too late"))
+    refuse(TooLateError("it is too late to load the emulated CUDA device"))
     run = session(UNMARKED, "--cka-memory-device=emulate:cuda")
-    run.assert_refused("comes too late (torch was imported by ", "train.py")
+    run.assert_refused(
+        "it is too late to load the emulated CUDA device (torch was imported by ", "train.py"
+    )
 
 
 def test_module_that_imported_torch_is_named_if_no_plugin_did(
@@ -67,9 +69,11 @@ def test_module_that_imported_torch_is_named_if_no_plugin_did(
     """If no plugin imported torch by itself, the module that did it is named."""
     pytester.makepyfile(helper="import torch as t\nFOUND = t.ones(1)\n", asks="import helper\n")
     pytester.syspathinsert()
-    refuse(TooLateError("the emulated CUDA device comes too late"))
+    refuse(TooLateError("it is too late to load the emulated CUDA device"))
     run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda")
-    run.assert_refused("comes too late (torch was imported by ", "module helper")
+    run.assert_refused(
+        "it is too late to load the emulated CUDA device (torch was imported by ", "module helper"
+    )
 
 
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])

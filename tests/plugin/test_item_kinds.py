@@ -187,7 +187,7 @@ def test_unmarked_async_method_of_a_plain_testcase_is_counted_as_not_measured(sc
     """An unmarked async method of a plain TestCase passes, and is counted as not measured."""
     run = scripted(UNAWAITED_TESTCASE.format(marker=""), "--cka-memory-report")
     run.assert_outcomes(passed=2)
-    run.result.stdout.fnmatch_lines(["1 not measured: async methods of a unittest.TestCase that*"])
+    run.result.stdout.fnmatch_lines(["1 not measured: async methods of a unittest.TestCase (*"])
 
 
 def test_doctests_are_counted_as_not_measured(scripted, pytester):

@@ -22,9 +22,9 @@ WRONG = {
     "zero_retention(strict=True)": "zero_retention(strict=True): wrong arguments",
     "flat_per_batch(-1)": "a memory size cannot be -1",
     "flat_per_batch(tolerance_mb='x')": "cannot read 'x' as a memory size",
-    "flat_per_batch(warmup=-1)": "warmup=-1: write a whole number of batches, 0 or more",
-    "flat_per_batch(warmup=1.5)": "warmup=1.5: write a whole number",
-    "flat_per_batch(warmup=True)": "warmup=True: write a whole number",
+    "flat_per_batch(warmup=-1)": "warmup=-1 is not a whole number of at least 0; write a number",
+    "flat_per_batch(warmup=1.5)": "warmup=1.5 is not a whole number",
+    "flat_per_batch(warmup=True)": "warmup=True is not a whole number",
     "flat_per_batch(0, 1, 2)": "flat_per_batch(0, 1, 2): wrong arguments",
     "flat_per_batch(tolerance=1)": "flat_per_batch(tolerance=1): wrong arguments",
     "zero_retention\n@pytest.mark.allow_no_allocations(False)": (

@@ -84,7 +84,7 @@ def test_too_few_values_are_an_error_that_says_what_to_do(session) -> None:
     ("degrees", "message"),
     [
         ("", "peak_law(): no size is given; write e.g. peak_law(seq=1, batch=1)"),
-        ("seq=-1", "peak_law(seq=-1): seq=-1: write a power from 0 to 4"),
+        ("seq=-1", "peak_law(seq=-1): seq=-1 is not a whole number from 0 to 4"),
         ("1", "peak_law(1): wrong arguments; write e.g. @pytest.mark.peak_law(seq=1, batch=1)"),
         ("heads=1", "peak_law(heads=1): the test is not parametrized by heads; write e.g."),
     ],

@@ -92,7 +92,7 @@ def test_baseline_that_warns(scripted, baseline_path):
     ("options", "marker", "message"),
     [
         (["--cka-memory-mode=loud"], "zero_retention", "--cka-memory-mode: cannot use 'loud'"),
-        ([], "zero_retention(warn='yes')", "warn='yes': write True or False"),
+        ([], "zero_retention(warn='yes')", "warn='yes' is neither True nor False"),
     ],
     ids=["option", "marker"],
 )

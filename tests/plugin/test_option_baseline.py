@@ -169,12 +169,15 @@ def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
 
 BROKEN = {
     "corrupt": ("[ {", "line 1: not valid JSON: "),
-    "empty": ("", "line 1: not a baseline file"),
-    "newer": ('[ {"schema": "pytest-cka-memory-baseline/9"}\n]', "line 1: schema pytest-cka-mem"),
-    "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: not a baseline file"),
+    "empty": ("", "line 1: the file is not a baseline file"),
+    "newer": ('[ {"schema": "pytest-cka-memory-baseline/9"}\n]', "line 1: its schema is pytest-"),
+    "a report": (
+        '{\n "schema": "pytest-cka-memory/1"\n}',
+        "line 1: the file is not a baseline file",
+    ),
     "merge": (
         '[ {"schema": "pytest-cka-memory-baseline/1"}\n<<<<<<< HEAD\n]',
-        "line 2: an unresolved merge conflict ('<<<<<<< HEAD')",
+        "line 2: the file has an unresolved merge conflict ('<<<<<<< HEAD')",
     ),
 }
 

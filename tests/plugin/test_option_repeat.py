@@ -103,7 +103,7 @@ def test_failure_in_a_later_run_names_the_run(scripted):
 def test_too_few_runs_are_a_usage_error(session, given):
     """Fewer than five runs cannot be judged."""
     run = session("def test_it(): pass", f"--cka-memory-repeat={given}")
-    run.assert_refused(f"--cka-memory-repeat: cannot use '{given}'", "5 or more")
+    run.assert_refused(f"--cka-memory-repeat: cannot use '{given}'", "at least 5")
 
 
 def test_test_that_another_plugin_runs_again_is_named(scripted):

@@ -172,11 +172,11 @@ def test_help_lists_every_option_marker_and_fixture(session):
         assert f"cka_memory_{name.replace('-', '_')}" in shown
     shown = session(None, "--markers").text
     for line in (
-        "@pytest.mark.max_retained_mb(1): at most `limit` MB, or a text such as '512 KiB', may be*",
-        "@pytest.mark.zero_retention: nothing that was allocated in the region may be*",
-        "@pytest.mark.max_peak_mb(512): the peak may rise at most `limit` MB above*",
-        "@pytest.mark.max_reserved_mb(1024): the allocator's reserve may rise at most*",
-        "@pytest.mark.flat_per_batch(tolerance_mb=0.0, warmup=1): live memory may grow at most*",
+        "@pytest.mark.max_retained_mb(1): at most `limit` MB (or a text such as '512 KiB')*",
+        "@pytest.mark.zero_retention: nothing that the measured code allocates may*",
+        "@pytest.mark.max_peak_mb(512): the memory in use may rise at most `limit` MB*",
+        "@pytest.mark.max_reserved_mb(1024): the memory that torch's allocator reserves may*",
+        "@pytest.mark.flat_per_batch(tolerance_mb=0.0, warmup=1): after `warmup` batches, the*",
     ):
         assert any(line.rstrip("*") in printed for printed in shown.splitlines()), line
     shown = session(None, "--fixtures").text

@@ -102,7 +102,7 @@ def test_memory_that_is_free_in_pieces(run):
     assert "10880.0 MB are free in the reserve, in blocks of at most 16.00 MB: this is" in section
     assert "held by test_it.KEPT[0]" in section
     assert "inputs" not in section  # what was live at the peak is not the cause
-    assert "what to do: allocate what is kept before what is freed" in section
+    assert "what to do: allocate the tensors that stay first" in section
 
 
 def test_memory_that_is_free_in_a_pool(run):
@@ -133,7 +133,7 @@ def test_command_that_makes_it_fit_is_named(run):
         section = text.partition(" cka-memory: repair ---")[2].partition("\n---")[0]
         lines = [line.strip() for line in section.splitlines()[1:3]]
         assert lines == [
-            "this command tries changes that may make it fit on this test, and prints the edits:",
+            "this command tries changes that may make this test fit, and prints the edits:",
             f"python -m pytest_cka_memory repair test_it.py::{name} --card t4",
         ]
 

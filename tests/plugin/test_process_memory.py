@@ -141,7 +141,10 @@ PLANTED = {
         "came with the start of the children",
         "reference count",
     ),
-    "test_cache_in_workers": ("DataLoader worker 0 (pid ", "the workers keep more and more"),
+    "test_cache_in_workers": (
+        "DataLoader worker 0 (pid ",
+        "the workers keep more memory with every item",
+    ),
     "test_cycles_in_workers": ("DataLoader worker 0 (pid ", "no_cycles finds reference cycles too"),
     "test_python_objects": ("torch's CPU allocator took nothing of the rise", "tracemalloc"),
     "test_tensors_on_the_host": ("torch's CPU allocator took 32.0", "held by test_it.KEPT[16]"),
@@ -239,7 +242,10 @@ def test_limit_without_psutil_is_a_usage_error(session, pytester, marker):
         "from pytest_cka_memory import limits\nlimits.find_spec = lambda name: None"
     )
     run = session(f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass", forked=True)
-    run.assert_refused("needs psutil: pip install 'pytest-cka-memory[process]'")
+    run.assert_refused(
+        "memory of the process needs psutil, which is not installed; run pip install "
+        "'pytest-cka-memory[process]'"
+    )
 
 
 def test_too_few_batches_break_the_limit_and_say_how_many_are_missing(scripted):

@@ -353,8 +353,9 @@ def test_region_that_was_never_opened_fails_its_test(scripted):
     run.assert_outcomes(passed=1, failed=2)
     run.result.stdout.fnmatch_lines(
         [
-            "measure('train'): called without 'with', so nothing was measured; write 'with *",
-            "E *RegionError: retained_mb of measure('other'): called without 'with', so *",
+            "cka_memory.measure('train') was called without 'with', so nothing was measured; "
+            "write 'with *",
+            "E *RegionError: cannot read retained_mb: cka_memory.measure('other') was called *",
         ]
     )
     assert run.text.count("measure('train')") < 5

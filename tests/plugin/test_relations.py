@@ -185,13 +185,16 @@ def test_committed_baseline_is_judged_beside_a_relation(scripted):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ("less_than=3", "less_than=3: write the id of a parameter"),
-        ('at_most="plain"', "at_most='plain': write a factor and an id, e.g. '0.5 x eager'"),
-        ("at_most=0.5", "at_most=0.5: write a factor"),
-        ('saves="1 MB"', "saves='1 MB': also write relative_to='ID'"),
-        ('relative_to="plain", saves=3', "saves=3: write a size, e.g. '100 MB'"),
-        ('less_than="plain", of="speed"', "of='speed': write one of 'peak', 'level', 'retained'"),
-        ('of="peak"', "of='peak': also write less_than, at_most or saves"),
+        ("less_than=3", "less_than=3 is not the id of a pytest parameter"),
+        ('at_most="plain"', "at_most='plain' is not a factor and the id"),
+        ("at_most=0.5", "at_most=0.5 is not a factor"),
+        ('saves="1 MB"', "saves='1 MB' does not name the test to compare with"),
+        ('relative_to="plain", saves=3', "saves=3 is not a memory size"),
+        (
+            'less_than="plain", of="speed"',
+            "of='speed' is not a figure that two tests can be compared by",
+        ),
+        ('of="peak"', "of='peak' has no effect alone; also write less_than, at_most or"),
         ('less_than="absent"', "less_than='absent': no collected test of this function"),
         ('at_most="2 x absent"', "at_most='2 x absent': no collected test of this function"),
     ],
@@ -201,8 +204,11 @@ def test_wrong_relation_is_a_usage_error(scripted, arguments, problem):
     scripted(RELATIONS.format(arguments=arguments, size=1000)).assert_refused(problem)
 
 
-@pytest.mark.parametrize("name", ["'lazy'", "3"])
-def test_parameter_that_does_not_exist_is_a_usage_error(scripted, name):
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("'lazy'", ": no collected test"), ("3", " is not the id of a pytest parameter")],
+)
+def test_parameter_that_does_not_exist_is_a_usage_error(scripted, name, problem):
     """A name that no test has, and what is no name, stop the session."""
     source = VARIANTS.format(tolerance="10%", variants=["compiled"]).replace('"eager"', name, 1)
-    scripted(source).assert_refused(f"relative_to={name}: ")
+    scripted(source).assert_refused(f"relative_to={name}{problem}")

@@ -93,7 +93,7 @@ def test_memory_of_a_graph_is_a_kind_at_the_peak(run):
 @pytest.mark.parametrize(
     ("begin", "advice"),
     [
-        ("test_planted_fragments", "allocate what is kept before what is freed"),
+        ("test_planted_fragments", "allocate the tensors that stay first"),
         ("test_planted_growing_requests", "set PYTORCH_ALLOC_CONF=expandable_segments:True, so"),
         ("test_planted_split_limit", "leave max_split_size_mb out of PYTORCH_ALLOC_CONF"),
         ("test_planted_new_streams", "allocate on one stream, or call torch.cuda.empty_cache()"),

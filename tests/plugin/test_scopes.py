@@ -144,8 +144,11 @@ def test_module_limit_that_warns(scripted):
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
-        ("zero_retention(scope='file')", "scope='file': write one of 'function', 'class'"),
-        ("zero_retention(scope='class')", "the test is in no class; write scope='module'"),
+        (
+            "zero_retention(scope='file')",
+            "scope='file' is not a scope; write one of 'function', 'class'",
+        ),
+        ("zero_retention(scope='class')", "the test is not in a class; write scope='module'"),
         ("flat_per_batch(scope='class')", "flat_per_batch is judged for each region: leave out"),
     ],
 )

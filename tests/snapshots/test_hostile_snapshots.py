@@ -184,7 +184,9 @@ def test_call_is_not_made(tmp_path):
     target = tmp_path / "called"
     path = tmp_path / "hostile.pickle"
     path.write_bytes(pickle.dumps(_Calls(open, str(target), "w")))
-    with pytest.raises(ReportError, match=r"it asks for .*open, but a snapshot has only builtin"):
+    with pytest.raises(
+        ReportError, match=r"the file asks for .*open, but a snapshot has only builtin"
+    ):
         read(path)
     assert not target.exists()
 

@@ -133,7 +133,7 @@ def refuse(options: dict[str, Any]) -> None:
     """Raise `NotImplementedError` if one of these options of an operator is given."""
     for name, value in options.items():
         if value is not None:
-            raise NotImplementedError(f"attention with {name} is not computed")
+            raise NotImplementedError(f"the emulated device does not support attention with {name}")
 
 
 _FORWARD = "aten/src/ATen/native/transformers/cuda/attention.cu"

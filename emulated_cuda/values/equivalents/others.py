@@ -87,7 +87,10 @@ def split_heads(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, 
 
 
 _BILINEAR, _ZEROS = 0, 0
-_SAMPLER = "aten/src/ATen/native/cudnn/GridSampler.cpp: bilinear, zeros around, aligned corners"
+_SAMPLER = (
+    "aten/src/ATen/native/cudnn/GridSampler.cpp: bilinear interpolation, padding with zeros, "
+    "align_corners=True"
+)
 _AFFINE = "aten/src/ATen/native/cudnn/AffineGridGenerator.cpp: aligned corners"
 _sampler = operator_of("aten::grid_sampler_2d")
 _sampler_backward = operator_of("aten::grid_sampler_2d_backward")
@@ -125,7 +128,9 @@ def affine_grid_backward(grad: Tensor, N: int, C: int, H: int, W: int) -> Tensor
 _DROPOUT = "aten/src/ATen/native/cuda/Dropout.cu"
 # CUDA converts half precision inside the kernel if a result in single precision is asked for, and
 # gradients back; the CPU refuses to.
-_SOFTMAX = "aten/src/ATen/native/SoftMax.cpp: half_to_float, which only CUDA accepts"
+_SOFTMAX = (
+    "aten/src/ATen/native/SoftMax.cpp: the argument half_to_float, which is True only on CUDA"
+)
 _softmax = operator_of("aten::_softmax")
 _softmax_backward = operator_of("aten::_softmax_backward_data")
 _log_softmax_backward = operator_of("aten::_log_softmax_backward_data")

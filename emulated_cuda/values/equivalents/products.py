@@ -139,9 +139,14 @@ def transposed_without_cudnn(
     return _transpose(self, weight, bias, stride, padding, dilation, output_padding, 1)
 
 
-_BLAS = "aten/src/ATen/native/cuda/Blas.cpp: half types, accumulated in the type of the result"
+_BLAS = (
+    "aten/src/ATen/native/cuda/Blas.cpp: inputs of half precision, whose products are summed in "
+    "the type of the result"
+)
 _EPILOGUE = "aten/src/ATen/native/cuda/Blas.cpp: addmm_activation_out_cuda"
-_SCALED = "aten/src/ATen/native/cuda/ScaledBlas.cpp: (a * scale_a) @ (b * scale_b) + bias"
+_SCALED = (
+    "aten/src/ATen/native/cuda/ScaledBlas.cpp: the result is (a * scale_a) @ (b * scale_b) + bias"
+)
 _GROUPED = "aten/src/ATen/native/cuda/GroupedBlas.cpp: _scaled_grouped_mm_cuda, scales of rows"
 _INT4 = "aten/src/ATen/native/cuda/int4mm.cu"
 
@@ -198,7 +203,7 @@ def _scaled(matrix: Tensor, scale: Tensor, axis: int) -> Tensor:
     of_each[axis] = matrix.shape[axis]
     if scale.dtype is not torch.float32 or not (scale.numel() == 1 or [*scale.shape] == of_each):
         raise NotImplementedError(
-            "block-wise scales are not computed; row-wise scales are computed"
+            "the emulated device does not support block-wise scales; use row-wise scales"
         )
     return matrix.float() * scale
 
@@ -246,7 +251,7 @@ def scaled_mm_of_recipes(
         scales = scale_a[0], scale_b[0]
     else:
         raise NotImplementedError(
-            "block-wise scales are not computed; row-wise scales are computed"
+            "the emulated device does not support block-wise scales; use row-wise scales"
         )
     return scaled_mm(self, mat2, *scales, bias, None, out_dtype)
 
@@ -258,7 +263,7 @@ def scaled_grouped_mm(
     """Products of groups: of rows of `self`, of columns of `mat2`, of both, or of batches."""
     if scale_a.dtype is not torch.float32:
         raise NotImplementedError(
-            "block-wise scales are not computed; row-wise scales are computed"
+            "the emulated device does not support block-wise scales; use row-wise scales"
         )
     ends = [] if offs is None else offs.tolist()
     starts = [0, *ends[:-1]]

@@ -21,8 +21,9 @@ from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _NO_GPU = (
     "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did",
-    "not known: workspaces of cuSPARSE, and some of cuFFT and cuSOLVER; those of cuDNN's recurrent "
-    "layers are a fit, and for convolutions a card's cuDNN may choose another plan",
+    "the sizes of workspaces are not known for cuSPARSE, and for some operators of cuFFT and "
+    "cuSOLVER; for cuDNN's recurrent layers they come from a formula fitted to measurements; for "
+    "convolutions, cuDNN on a card may choose another plan",
 )
 _COMPUTED = (
     "torch computes the values on the CPU, not with a card's kernels and not at a card's speed",

@@ -36,7 +36,7 @@ def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
     limit = start + breach.allowed_bytes
     end = max(total, limit, 1)
     title = "Live at the peak" if is_peak else "Retained"
-    on_entry = f", {format_with_unit(start)} of them live at entry" if start else ""
+    on_entry = f", {format_with_unit(start)} of them in use before the region" if start else ""
     yield from _stack(
         f"{title}: {format_with_unit(total)}, by owner",
         list(_owner_rows(holdings, total)),

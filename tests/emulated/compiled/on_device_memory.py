@@ -76,7 +76,9 @@ def test_poll_goes_on_if_the_value_is_there_and_is_an_error_if_no_program_writes
     arguments = "%flag: !tt.ptr<i32>, %out: !tt.ptr<i32>"
     launch(function(arguments, body.format(3)), [flag, out])
     assert out.tolist() == [1]
-    with pytest.raises(KernelError, match="waits for a value that no earlier program has written"):
+    with pytest.raises(
+        KernelError, match="waits for a value that no earlier program of the grid has written"
+    ):
         launch(function(arguments, body.format(4)), [flag, out])
 
 

@@ -113,7 +113,7 @@ def test_kernel_that_is_not_computed_marks_only_what_it_may_write():
     assert x.tolist() == [1, 1]
     with pytest.raises(
         StaleValueError,
-        match=r"did not compute the Triton kernel clock, because .* the register %globaltimer",
+        match=r"did not compute the Triton kernel clock: cannot read the register %globaltimer",
     ):
         out.cpu()
 
@@ -122,7 +122,7 @@ def test_assembly_that_has_addresses_may_write_there():
     """Tensors whose addresses are given to assembly that accesses memory have no known values."""
     x, out, other = (torch.ones(4, dtype=torch.int32, device="cuda") for _ in range(3))
     kernels.copy_by_assembly[(1,)](out, x, size=4)
-    with pytest.raises(StaleValueError, match=r"uses the PTX instruction ld\.global"):
+    with pytest.raises(StaleValueError, match=r"cannot compute the PTX instruction ld\.global"):
         out.cpu()
     assert other.tolist() == [1] * 4
 
