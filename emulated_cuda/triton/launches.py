@@ -36,9 +36,8 @@ from emulated_cuda.triton.ttir import (
     Type,
     all_operations,
 )
-from emulated_cuda.values import graphs, staleness
+from emulated_cuda.values import graphs, staleness, tensors_at
 from emulated_cuda.values.computing import on_the_cpu
-from emulated_cuda.values.results import tensors_at
 
 _ELEMENTS_AT_ONCE = 2**19
 """Elements of a value for all programs that run at once. With so many, calling an operation costs

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.results import uncounted
+from emulated_cuda.values import uncounted
 
 
 class Progression:

@@ -11,7 +11,7 @@ from emulated_cuda.triton.numbers import unsigned
 from emulated_cuda.triton.programs import Programs, choose, chosen, same_length
 from emulated_cuda.triton.progressions import Progression
 from emulated_cuda.triton.ttir import Compute, NotComputed, Operation, Type, operation, rounded
-from emulated_cuda.values.results import uncounted
+from emulated_cuda.values import uncounted
 
 _ROUNDINGS = ("", "rtne")
 

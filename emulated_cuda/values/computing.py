@@ -14,20 +14,22 @@ import torch
 
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
-from emulated_cuda.values import graphs, operators, staleness
-from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
-from emulated_cuda.values.results import (
+from emulated_cuda.values import (
     FormError,
     ShapeError,
     device_assert,
+    graphs,
     is_assert,
     is_unsupported,
     on_cpu,
+    operators,
     own_output,
     replace,
+    staleness,
     upload,
     write,
 )
+from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
 
 LOW = (
     torch.float16,

@@ -14,7 +14,18 @@ from typing import Any
 import torch
 
 from emulated_cuda import torch_private
-from emulated_cuda.values import graphs, operators, staleness
+from emulated_cuda.values import (
+    alias,
+    device_assert,
+    graphs,
+    is_assert,
+    on_cpu,
+    operators,
+    replace,
+    staleness,
+    upload,
+    write,
+)
 from emulated_cuda.values.computing import compute_after, names_of_outs, on_the_cpu
 from emulated_cuda.values.operators import (
     COPY,
@@ -25,15 +36,6 @@ from emulated_cuda.values.operators import (
     is_argument_of_running,
     tensors_in,
     thread,
-)
-from emulated_cuda.values.results import (
-    alias,
-    device_assert,
-    is_assert,
-    on_cpu,
-    replace,
-    upload,
-    write,
 )
 
 Answers = Callable[[Any, Any], list[int]]

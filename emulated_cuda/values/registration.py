@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from emulated_cuda import torch_private
-from emulated_cuda.values import reading, special
+from emulated_cuda.values import reading, special, write
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -30,7 +30,6 @@ from emulated_cuda.values.equivalents import (
     recurrent,
 )
 from emulated_cuda.values.operators import Kernel
-from emulated_cuda.values.results import write
 from emulated_cuda.values.special import (
     accepting_numbers,
     as_on_a_card,

@@ -25,10 +25,18 @@ import torch
 
 from emulated_cuda import torch_private
 from emulated_cuda.torch_versions import NOT_A_TENSOR
-from emulated_cuda.values import graphs, operators, staleness
+from emulated_cuda.values import (
+    alias,
+    graphs,
+    on_cpu,
+    operators,
+    own_output,
+    replace,
+    staleness,
+    upload,
+)
 from emulated_cuda.values.computing import names_of_outs, on_the_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
-from emulated_cuda.values.results import alias, on_cpu, own_output, replace, upload
 
 ROUNDED_DOWN = (
     *("floor_divide", "floor_divide.out", "floor_divide_.Tensor"),

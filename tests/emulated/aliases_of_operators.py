@@ -1,7 +1,7 @@
 """Run operators of PyTorch's own database on the emulated device, and look at each CPU alias.
 
 No call may change the size, the strides or the storage of an alias, or write to memory of the
-device that is not an alias's: see :mod:`emulated_cuda.values.results`. Each operator runs forward,
+device that is not an alias's: see :mod:`emulated_cuda.values`. Each operator runs forward,
 backward and in place, and with ``out=`` of the right size, of another size and empty. Each operator
 of the dispatcher that it calls runs with ``out`` as well, if it has such a form.
 
@@ -54,9 +54,10 @@ class Watch:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Note every alias that the device makes in this context."""
-        from emulated_cuda.values import operators, results
+        from emulated_cuda import values
+        from emulated_cuda.values import operators
 
-        original, run_original, library = results.alias, operators.run, operators.library()
+        original, run_original, library = values.alias, operators.run, operators.library()
         zero = library.zero
 
         def alias(tensor: Any) -> Any:

@@ -29,9 +29,10 @@ def test_operators_resize_no_alias_and_write_only_into_aliases():
 
 def test_check_of_aliases_finds_a_resized_alias(monkeypatch):
     """If outputs are aliases, the check names an operator whose form for the CPU resizes them."""
-    from emulated_cuda.values import computing, results
+    from emulated_cuda import values
+    from emulated_cuda.values import computing
 
-    monkeypatch.setattr(computing, "own_output", results.on_cpu)
+    monkeypatch.setattr(computing, "own_output", values.on_cpu)
     rows = []
     aliases_of_operators.run(["nn.functional.pad.reflect"], (), rows.append)
     assert "became" in rows[-1]["problems"][0]

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import emulated_cuda
-from emulated_cuda import torch_private, torch_versions, triton
+from emulated_cuda import torch_private, torch_versions, triton, values
 from emulated_cuda.torch_versions import Row
-from emulated_cuda.values import results
 
 ROWS = {name: row for name, row in vars(torch_versions).items() if isinstance(row, Row)}
 FOLDER = Path(emulated_cuda.__file__).parent
@@ -94,15 +93,15 @@ def _error_of(call) -> Exception:
 @pytest.mark.parametrize("name", REFUSED_TYPES)
 def test_error_about_types_is_recognized_by_its_text(name):
     """An error about types is recognized by the text of the installed version."""
-    assert results.is_unsupported(_error_of(REFUSED_TYPES[name]))
+    assert values.is_unsupported(_error_of(REFUSED_TYPES[name]))
 
 
 @pytest.mark.parametrize("name", REFUSED_VALUES)
 def test_error_about_a_value_is_recognized_by_its_text(name):
     """An error about a value is recognized by the text of the installed version."""
     error = _error_of(REFUSED_VALUES[name])
-    assert results.is_assert(error)
-    assert not results.is_unsupported(error)
+    assert values.is_assert(error)
+    assert not values.is_unsupported(error)
 
 
 def test_refused_number_is_recognized_by_its_text():

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emulated_cuda.values import Everywhere, Fitted
 from emulated_cuda.values.equivalents import equivalent
-from emulated_cuda.values.results import Everywhere, Fitted
 
 TOP_LEFT, BOTTOM_RIGHT = 1, 2  # aten/.../mem_eff_attention/kernel_forward.h: CustomMaskType
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from emulated_cuda.torch_private import operator_of
+from emulated_cuda.values import Fitted
 from emulated_cuda.values.equivalents import equivalent
-from emulated_cuda.values.results import Fitted
 
 _CUDA = "aten/src/ATen/native/cuda/Normalization.cu"
 _KERNELS = "aten/src/ATen/native/cuda/Normalization.cuh"

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from emulated_cuda.torch_private import operator_of
+from emulated_cuda.values import Fitted
 from emulated_cuda.values.equivalents import equivalent
-from emulated_cuda.values.results import Fitted
 
 HALF = (torch.bfloat16, torch.float16)
 _PRODUCT = "aten/src/ATen/native/cuda/ReduceSumProdKernel.cu: reduce_dispatch"

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emulated_cuda.values import Everywhere, Fitted, alias
 from emulated_cuda.values.computing import on_the_cpu
 from emulated_cuda.values.equivalents import equivalent
 from emulated_cuda.values.operators import Kernel, run
-from emulated_cuda.values.results import Everywhere, Fitted, alias
 
 _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
 
