@@ -28,6 +28,7 @@ from pytest_cka_memory.core.figure_rows import (
 from pytest_cka_memory.core.memory_timeline import Place, Recording, picture_of
 from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.errors import MissingPackageError
+from pytest_cka_memory.meters import readings
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.collector import listen_no_longer, listen_to_collections
 
@@ -94,11 +95,8 @@ def checked(names: Iterable[str]) -> Collection[str]:
     unknown = [name for name in asked_for if name not in known]
     if unknown:
         raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(known)}")
-    if PROCESS in asked_for:
-        from pytest_cka_memory.meters import process
-
-        if not process.is_available():
-            raise MissingPackageError(process.INSTALL)
+    if PROCESS in asked_for and not readings.has_psutil():
+        raise MissingPackageError(readings.INSTALL_PSUTIL)
     return [name for name in known if name in asked_for]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pytest_cka_memory.core.retention import Holding, ProcessSample, ProcessUse, steady_growth
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
-from pytest_cka_memory.meters.process import ProcessReading, ProcessTree
+from pytest_cka_memory.meters.readings import ProcessReading, ProcessTree
 from pytest_cka_memory.units import format_with_unit, megabytes
 
 _INTERVAL_S = 0.2

@@ -10,7 +10,7 @@ import pytest
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.retention import ProcessSample, steady_growth
 from pytest_cka_memory.errors import MissingPackageError
-from pytest_cka_memory.meters import process
+from pytest_cka_memory.meters import readings
 from pytest_cka_memory.testing import ScriptedMeter
 
 MB = 2**20
@@ -60,7 +60,7 @@ def test_pages_that_processes_share_count_once():
     """A forked child that shares 64 MB with its parent adds far less than that to the sum."""
     pytest.importorskip("psutil")
     kept = os.urandom(64 * MB)
-    tree = process.ProcessTree()
+    tree = readings.ProcessTree()
     before = sum(reading.bytes for reading in tree.read())
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -80,8 +80,8 @@ def test_long_loops_take_a_bounded_number_of_samples(monkeypatch):
     """A loop of 1,000 batches has 128 samples at most, at equal distances."""
     pytest.importorskip("psutil")
     # A reading goes through all processes of this machine.
-    reading = process.ProcessReading(os.getpid(), "this process", 100 * MB)
-    monkeypatch.setattr(process.ProcessTree, "read", lambda self: [reading])
+    reading = readings.ProcessReading(os.getpid(), "this process", 100 * MB)
+    monkeypatch.setattr(readings.ProcessTree, "read", lambda self: [reading])
     with MemoryProbe(meter=ScriptedMeter(), also=["process"]).measure() as region:
         for _ in range(1000):
             region.batch_done()
@@ -102,7 +102,7 @@ def test_region_that_an_exception_ends_is_not_judged():
 
 def test_without_psutil_a_probe_says_what_to_install(monkeypatch):
     """A probe that is to measure the process needs psutil."""
-    monkeypatch.setattr(process, "find_spec", lambda name: None)
+    monkeypatch.setattr(readings, "find_spec", lambda name: None)
     with pytest.raises(
         MissingPackageError, match="needs psutil, which is not installed; run pip install"
     ):
@@ -112,7 +112,7 @@ def test_without_psutil_a_probe_says_what_to_install(monkeypatch):
 def test_systems_without_proportional_sizes_count_what_is_unique(monkeypatch):
     """Where the system has no proportional sizes, psutil's unique set size is used."""
     psutil = pytest.importorskip("psutil")
-    monkeypatch.setattr(process.sys, "platform", "darwin")
-    own, *_ = process.ProcessTree().read()
+    monkeypatch.setattr(readings.sys, "platform", "darwin")
+    own, *_ = readings.ProcessTree().read()
     assert (own.pid, own.name) == (os.getpid(), "this process")
     assert 0 < own.bytes <= psutil.Process().memory_info().rss
