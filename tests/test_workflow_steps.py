@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pytest_cka_memory import __version__
-from pytest_cka_memory.plugin.options import add_options
+from pytest_cka_memory.plugin import add_options
 
 yaml = pytest.importorskip("yaml")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from pytest_cka_memory.core.markers import FIXTURE, MARKERS, SESSION_FIXTURE
-from pytest_cka_memory.plugin import options
+from pytest_cka_memory.plugin import are_given, early_device
 
 if TYPE_CHECKING:
     from pytest_cka_memory.plugin.hooks import Hooks
@@ -35,12 +35,12 @@ def hooks_of(config: pytest.Config) -> "Hooks":
 
 def is_emulated(early_config: pytest.Config) -> bool:
     """Whether the session is to run on an emulated device, which is loaded before torch."""
-    return (options.early_device(early_config) or "").startswith("emulate:")
+    return (early_device(early_config) or "").startswith("emulate:")
 
 
 def is_asked_for(config: pytest.Config) -> bool:
     """Whether an option asks this session to measure, or ranks of torchrun must report together."""
-    return options.are_given(config) or _is_torchrun()
+    return are_given(config) or _is_torchrun()
 
 
 def _is_torchrun() -> bool:

@@ -16,7 +16,7 @@ import emulated_cuda
 from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import EMULATED, parse_emulated
-from pytest_cka_memory.plugin.options import early_device, early_device_given_by, given_by
+from pytest_cka_memory.plugin import early_device, early_device_given_by, given_by
 from pytest_cka_memory.plugin.pytest_private import fail
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import pytest
 from pytest_cka_memory import hookspecs
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS, NO_ALLOCATIONS_HELP
 from pytest_cka_memory.integrations import is_controller
-from pytest_cka_memory.plugin import activation, options
-from pytest_cka_memory.plugin.options import narrowed_key
+from pytest_cka_memory.plugin import activation, add_options, narrowed_key, written_reports
 
 if TYPE_CHECKING:
     from pytest_cka_memory.measure.probe import MemoryProbe
@@ -25,7 +24,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     config: pytest.Config | None = pluginmanager.get_plugin("pytestconfig")
-    options.add_options(parser, options.written_reports(config) if config else ())
+    add_options(parser, written_reports(config) if config else ())
 
 
 # Before conftest files, because they may import torch, which looks for a device only once.

@@ -14,9 +14,8 @@ from pytest_cka_memory.integrations import (
     take_gpu,
     this_rank,
 )
-from pytest_cka_memory.plugin import kept_tracebacks, shared_regions
+from pytest_cka_memory.plugin import given_by, kept_tracebacks, shared_regions
 from pytest_cka_memory.plugin.device import fail_without_meter, known_meter, meter_of
-from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.plan import check, plan_of
 from pytest_cka_memory.plugin.pytest_private import (
     has_class_fixture,

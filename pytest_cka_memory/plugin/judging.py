@@ -15,13 +15,13 @@ from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, jud
 from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.plugin import is_narrowed
 from pytest_cka_memory.plugin.item_probes import (
     ItemExplainer,
     SnapshotFiles,
     WholeTest,
     probe_for,
 )
-from pytest_cka_memory.plugin.options import is_narrowed
 from pytest_cka_memory.plugin.plan import ItemPlan, compared_key, plan_of
 from pytest_cka_memory.plugin.pytest_private import fail, terminal_width
 from pytest_cka_memory.plugin.settings import Settings, settings_key

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS
 from pytest_cka_memory.errors import BaselineError, LimitError
+from pytest_cka_memory.plugin import given_by
 from pytest_cka_memory.plugin.device import known_meter
-from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.pytest_private import fail
 from pytest_cka_memory.plugin.settings import Settings, settings_key
 from pytest_cka_memory.stored import MARKER as BASELINE_MARKER

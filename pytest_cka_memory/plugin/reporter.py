@@ -29,7 +29,7 @@ from pytest_cka_memory.core.report import (
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.integrations import is_controller, is_worker
 from pytest_cka_memory.meters import is_emulated
-from pytest_cka_memory.plugin.options import given_by, name_of
+from pytest_cka_memory.plugin import given_by, name_of
 from pytest_cka_memory.plugin.pytest_private import terminal_width
 from pytest_cka_memory.plugin.settings import Settings, describe, settings_key
 from pytest_cka_memory.units import counted

@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cka_memory.errors import LimitError, ReportError, SizeError
-from pytest_cka_memory.plugin.options import BASELINE_FILE, GRAPH, given_by, option_of, value_of
+from pytest_cka_memory.plugin import (
+    BASELINE_FILE,
+    GRAPH,
+    given_by,
+    ini_key,
+    key_and_file,
+    option_of,
+)
+from pytest_cka_memory.plugin.pytest_private import ini_as_written
 from pytest_cka_memory.stored import DEFAULT_TOLERANCE, BaselinePlan
 from pytest_cka_memory.units import counted, format_exact, parse_megabytes
 
@@ -136,8 +144,27 @@ def resolve(config: pytest.Config) -> Settings:
     )
 
 
+def _value_of(config: pytest.Config, name: str) -> Any:
+    """Return the value of an option: of the command line, else of the ini file, else None.
+
+    Raises:
+        pytest.UsageError: if the value of a flag in the ini file is neither true nor false.
+    """
+    from_command_line = config.getoption(option_of(name))
+    if from_command_line is not None:
+        return from_command_line
+    try:
+        return config.getini(ini_key(name))
+    except (ValueError, TypeError, pytest.UsageError) as error:
+        if name == "report" and isinstance(written := ini_as_written(config, ini_key(name)), bool):
+            return written
+        wrong = f"{key_and_file(config, name)}: {error}; write true or false"
+    # Outside the except block, otherwise pytest would print both errors.
+    raise pytest.UsageError(wrong)
+
+
 def _flag(config: pytest.Config, name: str) -> bool:
-    return bool(value_of(config, name))
+    return bool(_value_of(config, name))
 
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
@@ -145,7 +172,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
 
 def _report(config: pytest.Config) -> "tuple[bool, RowChoice | None]":
     """Return whether the table is printed, and its rows if the user has chosen them."""
-    choice = value_of(config, "report")
+    choice = _value_of(config, "report")
     is_option = config.getoption(option_of("report")) is not None
     if not isinstance(choice, str):
         return bool(choice), None
@@ -162,7 +189,7 @@ def _report(config: pytest.Config) -> "tuple[bool, RowChoice | None]":
 
 def _valued(config: pytest.Config, name: str) -> str | None:
     from_command_line: str | None = config.getoption(option_of(name))
-    return from_command_line if from_command_line is not None else value_of(config, name) or None
+    return from_command_line if from_command_line is not None else _value_of(config, name) or None
 
 
 def _device(config: pytest.Config) -> str:

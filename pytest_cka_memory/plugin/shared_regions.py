@@ -22,8 +22,8 @@ import pytest
 from pytest_cka_memory.core.report import fixture_nodeid, scope_nodeid
 from pytest_cka_memory.errors import BaselineError
 from pytest_cka_memory.measure import observe_regions
+from pytest_cka_memory.plugin import is_narrowed
 from pytest_cka_memory.plugin.device import known_meter, meter_of
-from pytest_cka_memory.plugin.options import is_narrowed
 from pytest_cka_memory.plugin.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import drop_instance, fail, terminal_width
 from pytest_cka_memory.plugin.settings import settings_key

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from docs_pages import ROOT, anchors, blocks, links, name_of, pages, prose
 
-from pytest_cka_memory.plugin.options import add_options
+from pytest_cka_memory.plugin import add_options
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=name_of)
 _PATH = re.compile(r"`((?:tests|docs|cka|pytest_cka_memory|\.ci|\.github)/[\w./-]*)`")
