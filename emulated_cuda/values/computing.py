@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from emulated_cuda import torch_private
+from emulated_cuda import torch_private, values
 from emulated_cuda.errors import WITHOUT_VALUES
 from emulated_cuda.values import (
-    FormError,
-    ShapeError,
     device_assert,
     graphs,
     is_assert,
@@ -307,9 +305,9 @@ class _Computation:
             results, computed = [kwargs[name] for name in outs], [cpu_kwargs[name] for name in outs]
         try:
             unwritten = write(results, computed)
-        except FormError:
+        except values.FormError:
             return computed, None
-        except ShapeError as error:
+        except values.ShapeError as error:
             return _WRITTEN, (results, f"{self._name} was not computed: {error}")
         if not unwritten:
             return _WRITTEN, None
