@@ -212,8 +212,8 @@ def _is_wanted(device: Device, ids: Sequence[str] | None) -> bool:
 _INNER = 89
 _WIDTHS = (41, 24, 22)
 NOTE = (
-    "Emulated by emulated_cuda, without a GPU. Memory and processes are those of the programs; "
-    "utilization, temperature and power are fixed values"
+    "Emulated by emulated_cuda, without a GPU. The memory is that of the processes listed, which "
+    "use the emulated card; utilization, temperature and power are fixed values"
 )
 OVERFULL = (
     "The processes together use more memory than the card has, because the emulated device gives "

@@ -174,7 +174,7 @@ def block_of(kind: Type) -> tuple[Type, list[int]]:
     """Return the type of an element and the shape of a block from the type of a descriptor."""
     type_match = re.search(r"<(?:tensor<)?((?:\d+x)+)([\w]+)", kind.element)
     if type_match is None:
-        raise NotComputed(f"cannot read the tensor descriptor {kind.element}")
+        raise NotComputed(f"cannot read a tensor descriptor of type {kind.element}")
     return Type(type_match[2]), [int(length) for length in type_match[1].split("x")[:-1]]
 
 

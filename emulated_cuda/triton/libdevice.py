@@ -315,7 +315,9 @@ def external(op: Operation) -> Compute:
     """A function of a library by its symbol."""
     symbol = op.string("symbol")
     if not symbol.startswith("__nv_"):
-        raise NotComputed(f"cannot compute the function {symbol} of a library")
+        raise NotComputed(
+            f"cannot compute {symbol}, a function of an external library that the kernel calls"
+        )
     function, dtype = function_of(symbol[len("__nv_") :]), op.type().dtype
 
     def compute(programs: Any, *values: torch.Tensor) -> torch.Tensor:

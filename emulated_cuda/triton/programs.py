@@ -160,7 +160,9 @@ def prepare(blocks: list[Block], names: Iterable[str] = ()) -> list[Code]:
 def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> Code:
     if not block.operations or block.operations[-1].name not in ttir.TERMINATORS:
         ending = block.operations[-1].name if block.operations else "nothing"
-        raise NotComputed(f"cannot compute a block that ends with {ending}")
+        raise NotComputed(
+            f"cannot compute a kernel that has a basic block which ends with {ending}"
+        )
     *operations, end = block.operations
     elsewhere = {
         name

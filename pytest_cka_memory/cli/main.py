@@ -233,7 +233,7 @@ def _add_law(commands: Any) -> None:
     """Add the command to the subparsers of the command line."""
     parser = commands.add_parser(
         "law",
-        help="print how the memory of a function grows with its sizes",
+        help="print how the memory of a function grows with the sizes of its inputs",
         description="Run a function at several sizes in a separate process, on an emulated card "
         "without values. Print the law of its peak: a formula of the sizes, with the lines that "
         "allocate the memory.",

@@ -314,7 +314,7 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         if scope == SCOPES[0]:
             return built
         if not isinstance(built, Maximum):
-            raise LimitError(f"{name} is judged for each region: leave out scope={scope!r}")
+            raise LimitError(f"{name} is always judged for each region; leave out scope={scope!r}")
         text = with_argument(built.text, f"scope={scope!r}")
         return replace(built, scope=scope, text=text)
     except (SizeError, LimitError) as error:

@@ -177,7 +177,7 @@ _LIVE = (
     "{0}: the memory that was live when an allocation was refused\nearlier events were "
     f"not recorded; to let replay try settings of the allocator, run pytest with {_OPTION}\n"
 )
-_RECORDED = "{0}: what the program recorded before an allocation was refused\n"
+_RECORDED = "{0}: what the program had recorded when it ran out of memory\n"
 _NONE = "no memory snapshot: "
 
 

@@ -106,8 +106,9 @@ class PluginLimit(Limit):
         for verdict in verdicts:
             if not _is_verdict(verdict):
                 self._fail(
-                    f"returned {verdict!r}; return None, an Unjudged, or a Breach, with texts that "
-                    "are str and sizes that are finite int or float (not bool, and no NumPy number)"
+                    f"returned {verdict!r}; return None, Unjudged(...) or Breach(...); in these, "
+                    "each text must be a str and each size a finite int or float (not a bool or a "
+                    "NumPy number)"
                 )
         return verdicts
 

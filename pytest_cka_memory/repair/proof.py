@@ -150,7 +150,9 @@ def difference(before: str, *after: str) -> Difference:
 
 def _zipped(old: Any, new: Any, key: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     if len(old[key]) != len(new[key]):
-        raise ValueError(f"{len(old[key])} {key} before the change, {len(new[key])} after it")
+        raise ValueError(
+            f"the change altered the number of {key}: {len(old[key])} before, {len(new[key])} after"
+        )
     yield from zip(old[key], new[key], strict=True)
 
 

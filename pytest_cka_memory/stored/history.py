@@ -126,7 +126,7 @@ def _session(content: bytes) -> HistorySession:
     if conflict is not None:
         raise ReportError(
             f"the file has an unresolved merge conflict ({conflict[1]!r}); keep the lines of both "
-            "sides and remove this one"
+            "sides, and remove the marker lines (<<<<<<<, =======, >>>>>>>)"
         )
     try:
         data = json.loads(line, object_pairs_hook=unique_keys)

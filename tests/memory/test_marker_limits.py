@@ -128,8 +128,8 @@ def test_scope_of_a_limit_that_is_judged_per_region_is_refused() -> None:
     with pytest.raises(LimitError) as refused:
         limit_from_marker("flat_per_batch", (), {"scope": "module"})
     assert str(refused.value) == (
-        "flat_per_batch(scope='module'): flat_per_batch is judged for each region: leave out "
-        "scope='module'"
+        "flat_per_batch(scope='module'): flat_per_batch is always judged for each region; leave "
+        "out scope='module'"
     )
 
 

@@ -153,7 +153,7 @@ def test_invalid_limits_in_a_worker_are_an_error_of_the_test(with_hooks):
 
 
 INVALID_VERDICTS = {
-    "bool": ("True", "returned True; return None, an Unjudged, or a Breach"),
+    "bool": ("True", "returned True; return None, Unjudged(...) or Breach(...)"),
     "nan": (
         "Breach(limit.text, 0, float('nan'), 'm', 'f')",
         "returned Breach(*sizes that are finite int or float*",

@@ -149,7 +149,10 @@ def test_module_limit_that_warns(scripted):
             "scope='file' is not a scope; write one of 'function', 'class'",
         ),
         ("zero_retention(scope='class')", "the test is not in a class; write scope='module'"),
-        ("flat_per_batch(scope='class')", "flat_per_batch is judged for each region: leave out"),
+        (
+            "flat_per_batch(scope='class')",
+            "flat_per_batch is always judged for each region; leave out",
+        ),
     ],
 )
 def test_scopes_that_do_not_fit_are_usage_errors(scripted, marker, message):

@@ -140,8 +140,8 @@ def transposed_without_cudnn(
 
 
 _BLAS = (
-    "aten/src/ATen/native/cuda/Blas.cpp: inputs of half precision, whose products are summed in "
-    "the type of the result"
+    "aten/src/ATen/native/cuda/Blas.cpp: half-precision inputs, whose products are accumulated in "
+    "the dtype of the result"
 )
 _EPILOGUE = "aten/src/ATen/native/cuda/Blas.cpp: addmm_activation_out_cuda"
 _SCALED = (
