@@ -81,7 +81,7 @@ class Census(GarbageCounter):
         self._collected = -1
         """How many objects had been collected when `_blocks` were last seen to be live."""
         self._cost_of_all = 0
-        """What it has cost to look at all objects of the region."""
+        """What it has cost to look at all objects of the region, and would again."""
         self._cost = 0
         """That of all such counts."""
         self._waiting: set[int] = set()
@@ -167,9 +167,12 @@ class Census(GarbageCounter):
             return None
         groups = _connected(older) if blocks else []
         parts = [blocks_of(group) for group in groups] if len(groups) <= _MOST_GROUPS else []
+        in_groups = {block.serial for part in parts for block in part}
+        # Views in several groups keep a block that none of them would free alone.
+        parts += [[block] for block in blocks if block.serial not in in_groups]
         return [
             OlderGarbage(sum(it.requested_bytes for it in part), max(it.serial for it in part))
-            for part in parts or [[block] for block in blocks]
+            for part in parts
             if part
         ]
 
@@ -231,15 +234,16 @@ class Census(GarbageCounter):
             self._census.forget()
             self._waiting, self._seen_at = set(), collected
         new: list[Any] = []
-        garbage, cost = self._census.unreachable(since, new)
+        garbage, cost_again = self._census.unreachable(since, new)
         freed = self._freed_with(new)
-        cost += _PER_FOLLOWED * freed.followed
+        cost = cost_again + _PER_FOLLOWED * freed.followed  # what is followed is not new again
         if len(new) < len(garbage) and not self._waiting.isdisjoint(freed.waiting):
+            del freed  # its storages would count as in use
             freed = self._freed_with(garbage)
             cost += _PER_FOLLOWED * freed.followed
         self._waiting |= freed.waiting
         if since == BEGIN:
-            self._cost_of_all = cost
+            self._cost_of_all = cost_again
             self._cost += cost
         return garbage, self._blocks_of(freed.storages) if freed.is_complete else None
 

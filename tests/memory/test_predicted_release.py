@@ -259,6 +259,64 @@ def test_what_garbage_keeps_alive_is_what_a_collection_frees(counted, program) -
     assert found == freed
 
 
+@pytest.fixture
+def begun(cpu: MemoryProbe, is_native: bool) -> Callable[[], Census]:
+    """Return a function that begins a census in a region that is open."""
+    if not is_native:
+        pytest.skip("the ledger knows no blocks")
+
+    def begun() -> Census:
+        census = Beginning(cpu.meter, cpu.meter.mark(), lambda garbage, serials: None).census
+        if census is None:
+            pytest.skip("this interpreter's lists of objects are not known")
+        assert isinstance(census, Census)
+        return census
+
+    return begun
+
+
+def keep_views(owners: list[Cycle | None], views: list[int]) -> None:
+    """Let the first so many owners keep a view of the first storage, and so on."""
+    for count in views:
+        value = torch.ones(SIZE)
+        for owner in owners[:count]:
+            assert owner is not None
+            owner.value.append(value.view(-1))
+
+
+@pytest.mark.parametrize("views", [[2], [3, 2], [3, 3, 2, 1], [4, 3, 2, 2]])
+def test_a_storage_is_garbage_when_the_last_cycle_with_a_view_of_it_is(
+    cpu: MemoryProbe, begun: Callable[[], Census], views: list[int]
+) -> None:
+    """One cycle is dropped first, and looked at before the others are dropped together."""
+    with no_automatic_collections(), cpu.measure():
+        census = begun()
+        owners: list[Cycle | None] = [Cycle([]) for _ in range(max(views))]
+        keep_views(owners, views)
+        owners[-1] = None
+        first = census.count(0)
+        owners.clear()
+        second = census.count(0)
+    assert first is not None and first.requested_bytes == 0
+    assert second is not None and second.requested_bytes == 4 * SIZE * len(views)
+
+
+@pytest.mark.parametrize("views", [[2], [1, 2], [3, 2, 1]])
+def test_a_storage_that_several_older_cycles_have_views_of_is_garbage_with_them(
+    cpu: MemoryProbe, begun: Callable[[], Census], views: list[int]
+) -> None:
+    """None of the cycles would free it alone, and no reference leads from one to another."""
+    with no_automatic_collections():
+        owners: list[Cycle | None] = [Cycle([]) for _ in range(3)]
+        with cpu.measure():
+            census = begun()
+            keep_views(owners, views)
+            owners.clear()
+            older = census.older()
+    assert older is not None
+    assert sum(it.requested_bytes for it in older) == 4 * SIZE * len(views)
+
+
 def in_place_on_a_view() -> None:
     value = leaf() * 2
     value[: SIZE // 2].mul_(3).exp_()
