@@ -318,6 +318,17 @@ def kinds_line(record: RegionRecord, figure: str) -> str:
     return f"at the peak, allocated in the region: {', '.join(parts)}{less}"
 
 
+def are_mostly_workspaces(record: RegionRecord, figure: str) -> bool:
+    """Whether more than half of what was live at a peak are workspaces of libraries.
+
+    Args:
+        record: the region.
+        figure: as for :func:`kinds_line`.
+    """
+    sums = sums_by_kind(record.at_peak, before_region=figure == "peak_bytes")
+    return 2 * sums.get(WORKSPACES, 0) > sum(sums.values())
+
+
 def _share(size: int, total: int) -> str:
     percent = round(100 * size / total)
     return f"{percent} %" if percent else "< 1 %"

@@ -19,6 +19,7 @@ from pytest_cka_memory.core.reserve import (
     total_of,
 )
 from pytest_cka_memory.core.retention import Holding
+from pytest_cka_memory.core.sentences import are_mostly_workspaces
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.meters import is_emulated
 from pytest_cka_memory.reports import wrapped
@@ -147,6 +148,12 @@ def _missing_bytes(refusal: Refusal) -> int:
 _LEVELS = ("peak_increase_bytes", "peak_bytes")
 _RESERVE = "reserved_increase_bytes"
 _LIMITS = ("max_peak_mb", "max_level_mb", "max_reserved_mb", "fits", "--cka-memory-max-peak-mb")
+WORKSPACES_ADVICE = (
+    "add the workspaces to the limit, or give the test larger inputs; each first product on a card "
+    "allocates them again, because a region begins without any, and a change of the code does not "
+    "make them smaller"
+)
+"""The advice if a peak consists of workspaces mostly."""
 _REPAIR = "this command tries changes that may lower the memory of this test, and prints the edits:"
 
 
@@ -155,6 +162,8 @@ def repair_lines(
 ) -> Iterator[str]:
     """Yield two lines if a broken limit is one on a peak or a reserve."""
     if not nodeid or is_scope(nodeid) or not is_on_a_peak(breach):
+        return
+    if are_mostly_workspaces(record, breach.figure):  # no change would lower the peak
         return
     budget = ""
     if breach.figure in _LEVELS and breach.measured_bytes is not None:

@@ -337,6 +337,8 @@ def _site_of(holding: Holding) -> tuple[object, ...]:
 def _advice(breach: Breach, record: RegionRecord) -> str:
     """Return general advice on a figure: on the one that it includes, if that is the cause."""
     figure = FIGURES.get(breach.figure)
+    if excess.is_on_a_peak(breach) and sentences.are_mostly_workspaces(record, breach.figure):
+        return excess.WORKSPACES_ADVICE
     if figure is None or not _is_peak_the_cause(breach, record):
         return "" if figure is None else figure.advice_for(record)
     cause = FIGURES[figure.includes]

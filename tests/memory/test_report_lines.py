@@ -329,6 +329,21 @@ def test_advice_on_a_reserve_names_the_peak_if_that_is_the_cause(
     )
 
 
+@pytest.mark.parametrize("workspace_mb", [6, 5])
+def test_no_change_is_tried_for_a_peak_that_is_mostly_workspaces(
+    record: MakeRecord, workspace_mb: int
+) -> None:
+    """Of 10 MB, more than half must be workspaces: then only a higher limit or input helps."""
+    sizes = {"workspaces": workspace_mb * MB, "temporaries": (10 - workspace_mb) * MB}
+    groups = tuple(Holding(bytes=size, count=1, kind=kind) for kind, size in sizes.items())
+    limit = limit_from_marker("max_peak_mb", (1,), {})
+    result = judge("t.py::t", record(peak_bytes=10 * MB, at_peak=groups), [limit])
+    text = failure.render([result], ScriptedMeter().facts())
+    are_most = workspace_mb > 5
+    assert ("what to do: add the workspaces to the limit" in text) == are_most
+    assert ("pytest_cka_memory repair" in text) != are_most
+
+
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:
     """The largest groups are listed, the rest is summed up; one without a holder says so."""
     sizes = [9, 8, 7, 6, 5, 4, 3]
