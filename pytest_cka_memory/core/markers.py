@@ -69,9 +69,9 @@ _ROWS = (
         "flat_per_batch",
         "flat_per_batch(tolerance_mb=0.0, warmup=1)",
         "after `warmup` batches, the memory in use may grow by at most `tolerance_mb` MB per "
-        "batch; of='reserved' limits what torch's allocator reserves instead, of='pools' what "
-        "private pools of CUDA graphs and MemPool reserve, of='outside' the card's memory outside "
-        "torch's allocator.",
+        "batch; `of` limits another figure: 'reserved', what torch's allocator reserves; 'pools', "
+        "what private pools of CUDA graphs and MemPool reserve; 'outside', the card's memory "
+        "outside torch's allocator.",
     ),
     Marker(
         "no_cycles",
@@ -117,16 +117,16 @@ _ROWS = (
     Marker(
         "fits",
         'fits("t4", "a10")',
-        "the peak must fit into the memory of each of the named cards, of which 512 MB (or "
+        "the peak must fit into the memory of each of the named `cards`, of which 512 MB (or "
         "`beside` MB) are set aside for the CUDA context; if another device is measured, this is "
         "an estimate.",
     ),
     Marker(
         "peak_law",
         "peak_law(seq=1, batch=1)",
-        "over all tests of a function that is parametrized by these sizes, the peak may grow no "
-        "faster than each size to the power given for it; seq=2, for example, allows quadratic "
-        "growth with the parameter seq.",
+        "over all tests of a function that is parametrized by the sizes in `degrees`, the peak may "
+        "grow no faster than each size to the power given for it; seq=2, for example, allows "
+        "quadratic growth with the parameter seq.",
         builder="pytest_cka_memory.limits.laws:peak_law",
     ),
     Marker(

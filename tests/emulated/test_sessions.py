@@ -68,7 +68,7 @@ def test_auto_never_emulates_a_device(python):
     """``auto`` means the CPU without a GPU; torch has looked for devices then, too late for one."""
     first, message, last = python("-c", REFUSED, forked=True).stdout.splitlines()
     assert first == "cpu cpu False"
-    assert message.startswith("device 'emulate:cuda' is not available: the emulated CUDA device c")
+    assert message.startswith("device 'emulate:cuda' is not available: it is too late to load the ")
     assert "; load the emulated device first, and move calls of torch.cuda.is_avail" in message
     assert last == "True False"
 

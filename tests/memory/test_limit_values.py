@@ -214,7 +214,9 @@ def test_wrong_arguments_are_refused_with_an_example(
 @pytest.mark.parametrize("warmup", [-1, 1.0, True, "1", None], ids=repr)
 def test_a_warmup_that_is_not_a_whole_number_is_refused(warmup: object) -> None:
     """A warm-up of 0 batches is accepted; True and 1.0 are refused."""
-    with pytest.raises(LimitError, match=r"flat_per_batch\(warmup=.*\): .*write a whole number"):
+    with pytest.raises(
+        LimitError, match=r"flat_per_batch\(warmup=.*\): .*write a number of batches"
+    ):
         limit_from_marker("flat_per_batch", (), {"warmup": warmup})
 
 
