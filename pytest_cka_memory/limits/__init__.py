@@ -145,8 +145,8 @@ def _nothing(marker: str) -> Callable[[], Maximum]:
 def _require_psutil() -> None:
     if find_spec("psutil") is None:
         raise LimitError(
-            "memory of the process needs psutil, which is not installed; run pip install "
-            "'pytest-cka-memory[process]'"
+            "measuring the memory of the process needs psutil, which is not installed; run pip "
+            "install 'pytest-cka-memory[process]'"
         )
 
 
@@ -195,7 +195,7 @@ def flat_per_batch(
         )
     if not isinstance(of, str) or of not in LEVELS:
         raise LimitError(
-            f"of={of!r} is not a level whose growth can be limited; write one of "
+            f"of={of!r}: the growth of this figure cannot be limited; write one of "
             f"{', '.join(map(repr, LEVELS))}"
         )
     text = f"flat_per_batch{arguments}"

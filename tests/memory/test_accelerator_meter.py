@@ -221,7 +221,7 @@ class TestWithoutCounters:
         meter = meter_for("mps")
         _accelerator_meter.cache_clear()
         assert isinstance(meter, TensorMeter)
-        assert meter.notes[0].endswith(" cannot reset the peak of mps:0")
+        assert meter.notes[0].endswith(" cannot reset the peak memory statistics of mps:0")
 
     def test_running_kernels_end_before_a_region_begins(self, allocator: Allocator) -> None:
         """A region begins after running kernels have ended,

@@ -82,7 +82,7 @@ def test_new_region_adds_one_line_and_changes_no_other() -> None:
 REGION = GOOD.splitlines()[2][2:]
 BYTES = "expected a whole number"
 WRONG = {
-    "empty": ("", "line 1: the file is not a baseline file, which begins with"),
+    "empty": ("", "line 1: the file is not a baseline file; such a file begins with"),
     "a report": (
         '{\n "schema": "pytest-cka-memory/1"\n}',
         "line 1: the file is not a baseline file",
@@ -101,7 +101,7 @@ WRONG = {
     "cut off within a region": (GOOD[:-30], "line 3: not valid JSON: "),
     "comma lost": (
         GOOD.replace("\n, ", "\n  "),
-        "line 2: not valid JSON: ',' or the last ']' must follow",
+        "line 2: not valid JSON: expected ',' or the last ']' here",
     ),
     "comma too many": (GOOD.replace("}\n]", "},\n]"), "line 4: not valid JSON: Expecting value"),
     "two files": (GOOD + GOOD, "line 5: text after the last ']'"),

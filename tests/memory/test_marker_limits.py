@@ -57,8 +57,8 @@ def test_limit_on_the_process_needs_psutil(monkeypatch: pytest.MonkeyPatch, mark
     with pytest.raises(LimitError) as refused:
         limit_from_marker(marker, (1,), {})
     assert str(refused.value) == (
-        f"{marker}(1): memory of the process needs psutil, which is not installed; run pip "
-        "install 'pytest-cka-memory[process]'"
+        f"{marker}(1): measuring the memory of the process needs psutil, which is not installed; "
+        "run pip install 'pytest-cka-memory[process]'"
     )
 
 
