@@ -268,13 +268,11 @@ def keep_compilable(replacement: Any) -> None:
 
 
 use_count: Callable[[torch.Tensor], int] = _found(
-    "torch.Tensor._use_count", lambda _: 0, "reports do not check whether C++ uses a tensor too"
+    "torch.Tensor._use_count", lambda _: 0, "reports do not check if C++ uses a tensor too"
 )
 """Returns how many references a tensor has in C++; one of them is that of its Python object."""
 storage_use_count: Callable[[int], int] = _found(
-    "torch._C._storage_Use_Count",
-    lambda _: 0,
-    "reports do not check whether C++ uses a storage too",
+    "torch._C._storage_Use_Count", lambda _: 0, "reports do not check if C++ uses a storage too"
 )
 """Returns how many tensors and Python objects use the storage at an address in C++."""
 

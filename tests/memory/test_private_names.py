@@ -40,8 +40,8 @@ EXPECTED_NOTES = {
     "torch.Tensor._post_accumulate_grad_hooks": (
         "any dict that a tensor references for the dict of its"
     ),
-    "torch.Tensor._use_count": "whether C++ uses a tensor too",
-    "torch._C._storage_Use_Count": "whether C++ uses a storage too",
+    "torch.Tensor._use_count": "if C++ uses a tensor too",
+    "torch._C._storage_Use_Count": "if C++ uses a storage too",
     "torch._C._FunctionBase": "only by autograd Functions that are garbage",
     "torch._C._autograd.SavedTensor": None,
     "torch._C._autograd.SavedTensor.data": None,
