@@ -105,7 +105,7 @@ def test_torch_that_was_asked_for_devices_before_is_refused(python):
     first, message, *rest = python("-c", ASKED, forked=True).stdout.splitlines()
     assert first == "False"
     assert message.startswith("it is too late to load the emulated CUDA device: this process has")
-    assert "move calls of torch.cuda.is_available()" in message
+    assert "move calls to torch.cuda.is_available()" in message
     assert rest == ["False None 6.0"]
 
 

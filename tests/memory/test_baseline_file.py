@@ -120,7 +120,10 @@ WRONG = {
     ),
     "nested": (GOOD.replace("4096", "[" * 100_000, 1), "line 2: nested too deeply"),
     "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: the file is not a baseline file"),
-    "huge number": (GOOD.replace("4096", "9" * 5000, 1), "line 2: 999999999999... is not a number"),
+    "huge number": (
+        GOOD.replace("4096", "9" * 5000, 1),
+        "line 2: 999999999999... has too many digits",
+    ),
     "too many bytes": (GOOD.replace("4096", str(2**63 + 1), 1), f"; {BYTES}"),
     "negative": (
         GOOD.replace("4096", "-1", 1),

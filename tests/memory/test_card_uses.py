@@ -160,7 +160,7 @@ def test_page_has_a_row_for_each_test_and_card():
     rows = [line for line in page.splitlines() if line.startswith("<tr><td")]
     assert [row.count("t.py::test_a") for row in rows] == [1, 1, 0]
     assert "<i style='width:30.00%'></i><i class='base' style='width:10.00%'></i>" in rows[0]
-    assert "<td data-label='Head room'>60.00</td>" in rows[0]
+    assert "<td data-label='Headroom'>60.00</td>" in rows[0]
     assert "<i style='width:25.00%'></i><i class='base' style='width:0.00%'></i>" in rows[1]
     assert "does not fit</span> at least 20.00 MB missing" in rows[2]
     assert "class='bar'" not in rows[2]
