@@ -190,12 +190,12 @@ def flat_per_batch(
     assert isinstance(warmup, int), "checked"
     if of == "process":
         raise LimitError(
-            "of='process' is not a level that flat_per_batch can limit; use the marker "
+            "of='process' is not a figure that flat_per_batch can limit; use the marker "
             "flat_process_per_batch, which judges steady growth"
         )
     if not isinstance(of, str) or of not in LEVELS:
         raise LimitError(
-            f"of={of!r}: the growth of this figure cannot be limited; write one of "
+            f"of={of!r} is not a figure whose growth can be limited; write one of "
             f"{', '.join(map(repr, LEVELS))}"
         )
     text = f"flat_per_batch{arguments}"

@@ -146,7 +146,7 @@ def test_growth_of_an_unknown_level_is_refused(of: object, instead: str) -> None
     with pytest.raises(LimitError) as refused:
         limit_from_marker("flat_per_batch", (), {"of": of})
     problem = str(refused.value)
-    assert problem.startswith(f"flat_per_batch(of={of!r}): of={of!r} is not a level")
+    assert problem.startswith(f"flat_per_batch(of={of!r}): of={of!r} is not a figure")
     assert problem.endswith(instead)
 
 
