@@ -325,7 +325,7 @@ def test_file_that_asks_for_its_own_law_starts_no_further_process(
 def test_name_is_refused_in_the_process_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable that marks it."""
     monkeypatch.setenv(MARK, "1")
-    with pytest.raises(RegionError, match=r"law\('train.py:step'\) was called while the file"):
+    with pytest.raises(RegionError, match=r"law\('train.py:step'\) was called again by the"):
         target_of("train.py:step", None, None)
 
 
