@@ -9,7 +9,7 @@ GB = 2**30
 
 
 def repairs() -> str:
-    """Each program with its best single change and combination that keep the numbers."""
+    """Each program with its best single change and combination that keep the results."""
     (file,) = RESULTS.glob("repairs-torch-*.json")
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     head = ("program", "peak, GB", "change", "then, GB", "saved", "copy's peak", "gradients")
@@ -26,7 +26,7 @@ def repairs() -> str:
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     total = found["summary"]
     return (
-        f"{table}\nMedian saving without a change of numbers: "
+        f"{table}\nMedian saving without a change of results: "
         f"{total['median_saving_percent']:.0f} % of {total['programs']} programs; "
         f"{total['copies_with_the_predicted_peak']} of {total['copies']} copies have the predicted "
         "peak.\n"

@@ -186,7 +186,7 @@ class CKAResult:
                 )
         if self.sums is None or other.sums is None:
             raise InputError(
-                "cannot add results that do not contain their sums, because of "
+                "cannot add results that do not contain their sums over batches, because of "
                 f"estimator={self.estimator!r} or an incomplete file; compare again with "
                 "estimator='unbiased'"
             )

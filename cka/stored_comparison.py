@@ -115,8 +115,8 @@ class StoredSettings:
         check_settings(self.checked_estimator, self.hsic_batch_size)
         if self.checked_estimator == "sampled_neurons":
             raise SettingError(
-                "cannot use 'sampled_neurons' for stored features; write 'unbiased', 'biased' or "
-                "'exact'"
+                "cannot use estimator='sampled_neurons' for stored features; write "
+                "estimator='unbiased', 'biased' or 'exact'"
             )
         if self.neighbours is not None and self.kernel != "linear":
             raise SettingError(

@@ -158,7 +158,7 @@ def leave_out(path: str) -> None:
         this_process.call_after(module, partial(torch_private.measure_no_kernels, module))
 
 
-NO_TIMES = "emulated: no device times are known (those shown are of calls on the host)"
+NO_TIMES = "emulated: device times are not known (the times shown are those of calls on the host)"
 
 
 def label_profiles() -> None:

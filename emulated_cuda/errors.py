@@ -4,9 +4,9 @@ WITHOUT_VALUES = "compute no values (values=off, values=False or --no-values)"
 """What their texts advise where memory alone is of interest."""
 
 LOAD_BEFORE = (
-    "load the emulated device first, and move calls of torch.cuda.is_available(), "
-    "torch.cuda.device_count() and torch.accelerator from the top of conftest.py, plugins and "
-    "modules into functions"
+    "load the emulated device before any code asks torch for devices, and move calls to "
+    "torch.cuda.is_available(), torch.cuda.device_count() and torch.accelerator from the top level "
+    "of conftest.py, plugins and modules into functions"
 )
 """What their texts advise if the process has looked for devices."""
 

@@ -57,7 +57,7 @@ class Estimate:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         room = self.head_room_bytes
         fits = (
-            f"fits, {_mb(room)} head room"
+            f"fits, {_mb(room)} headroom"
             if self.fits
             else f"does not fit, {_mb(-room)} missing"
             if room < 0

@@ -378,8 +378,9 @@ def _command(program: Sequence[str], is_module: bool) -> list[str]:
     for option in options:
         if re.match(_IGNORING_THE_ENVIRONMENT, option):
             raise DeviceError(
-                f"python {option} would hide the emulated device from the program: with -I and -E "
-                f"Python ignores its environment variables, with -S its module. Leave out {option}"
+                f"python {option} would hide the emulated device from the program: with -I or -E, "
+                "Python ignores the environment variables that load the device; with -S, it does "
+                f"not import sitecustomize, which loads it. Leave out {option}"
             )
     if not is_module and not os.path.exists(program[0]):
         raise DeviceError(

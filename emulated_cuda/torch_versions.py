@@ -69,13 +69,13 @@ NEEDED_NAMES = Row(
         "torch._conj",
         "torch._neg_view",
     ),
-    "private names of torch that the emulated device uses to compute values; if this torch lacks "
-    "one, values=on is refused",
+    "private names of torch that the emulated device uses to compute values; if this torch "
+    "version lacks one, values=on is refused",
 )
 DEVICE_COUNT = Row(
     "_ZN3c104cuda12device_countEv",
-    "c10::cuda::device_count() in libc10_cuda.so; called if torch was imported before the "
-    "emulated device is loaded",
+    "c10::cuda::device_count() in libc10_cuda.so; called if torch is imported before the emulated "
+    "device is loaded",
 )
 LATE_LIBRARIES = Row(
     ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"),
@@ -83,7 +83,7 @@ LATE_LIBRARIES = Row(
 )
 KERNELS = Row("libtorch_cuda.so", "the library with most of torch's CUDA kernels")
 BACKWARD_THREAD = Row(
-    "pt_autograd", "start of the names of the threads in which torch runs backward passes"
+    "pt_autograd", "prefix of the names of the threads in which torch runs backward passes"
 )
 OBJECT_COLLECTIVES = Row(
     ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
@@ -94,8 +94,9 @@ OBJECT_COLLECTIVES = Row(
 SINGULAR = Row("_LinAlgError", "name of torch's error for a matrix that cannot be decomposed")
 MEASURING = Row(
     ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),
-    "modules in which Inductor times kernels to choose the fastest; if this torch lacks them, its "
-    "choice, and so the measured memory, may depend on what Inductor has cached",
+    "modules in which Inductor times kernels to choose the fastest; if this torch version lacks "
+    "them, the choice of kernels, and so the measured memory, may depend on what Inductor has "
+    "cached",
 )
 LIBRARY_CHOICE = Row(
     "ExternKernelCaller",
@@ -103,13 +104,13 @@ LIBRARY_CHOICE = Row(
 )
 PACKAGING = Row(
     ("torch._inductor.compile_fx", "compile_fx_aot"),
-    "function that AOTInductor uses to compile a model; if this torch lacks it, the outputs of a "
-    "compiled package (.pt2) have no values, and reading them raises an error that names the "
-    "kernel",
+    "function that AOTInductor uses to compile a model; if this torch version lacks it, the "
+    "outputs of a compiled package (.pt2) have no values, and reading them raises an error that "
+    "names the kernel",
 )
 INDUCTOR_SETTINGS = Row(
     {"TORCHINDUCTOR_BENCHMARK_EPILOGUE_FUSION": "0", "TORCHINDUCTOR_SHAPE_PADDING": "0"},
-    "environment variables that stop Inductor from timing kernels to make two of its choices, "
+    "environment variables that make Inductor take two of its decisions without timing kernels, "
     "because timing allocates memory",
 )
 
@@ -152,9 +153,9 @@ ABOUT_VALUES = Row(
         r"expects all elements of|to be true, but got false",
         re.IGNORECASE,
     ),
-    "errors of an operator that refuses a value on the CPU, such as an index out of range; the "
-    "emulated device raises them as a device-side assert, and after other errors the result has "
-    "no value",
+    "errors by which an operator on the CPU refuses a value, such as an index out of range; the "
+    "emulated device raises them as a device-side assert; after any other error the result is "
+    "left without a value",
 )
 
 

@@ -23,7 +23,7 @@ Shape: TypeAlias = tuple[int, ...]
 _SAMPLES, _POSITIONS, _FEATURES, _REST = "n", "thw", "cd", "..."
 _WRITE = (
     "write axes={'layer or glob': 'ntd'} with one letter for each axis (n: samples; t, h or w: "
-    "tokens or other positions; c or d: features) and ... for further axes of features"
+    "tokens or other positions; c or d: features) and '...' for any further axes of features"
 )
 
 _FEATURES_SECOND = (
@@ -289,11 +289,11 @@ class AxesOfLayers:
         names = list(self.probed.problems)
         if len(names) > 1:
             raise InputError(
-                f"CKA cannot tell whether the output of {call.label!r}, of shape {shape}, has the "
-                f"tokens of input {' or '.join(map(repr, names))}. To find out, CKA runs the "
-                f"model on fewer tokens too, but this failed ({self.probed.problems[names[0]]}). "
-                "Write mask=None, or pass the mask of only one input and compare only layers that "
-                "have the tokens of that input"
+                f"CKA cannot tell whether an axis of the output of {call.label!r}, of shape "
+                f"{shape}, holds the tokens of input {' or '.join(map(repr, names))}. To find out, "
+                "CKA runs the model on fewer tokens too, but this failed "
+                f"({self.probed.problems[names[0]]}). Write mask=None, or pass the mask of only "
+                "one input and compare only layers that have the tokens of that input"
             )
         return {positions[0]: names[0]}
 

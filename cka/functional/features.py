@@ -151,7 +151,7 @@ def cka_from_features(
                 else "CKA is NaN because the features contain NaN or infinity"
             )
             + (
-                ", or the features are too few for estimator='sampled_neurons'"
+                ", or there are too few features for estimator='sampled_neurons'"
                 if estimator == "sampled_neurons"
                 else ""
             ),
@@ -316,7 +316,7 @@ def align_tokens(
     for features, offsets in ((x, offsets_x), (y, offsets_y)):
         if features.ndim != 3 or tuple(offsets.shape) != (*features.shape[:2], 2):
             raise InputError(
-                f"features of tokens must be (n, t, d) and offsets (n, t, 2), got "
+                "token features must have shape (n, t, d) and offsets (n, t, 2), got "
                 f"{tuple(features.shape)} and {tuple(offsets.shape)}"
             )
     if len(x) != len(y):

@@ -369,7 +369,7 @@ class Run:
                 ),
                 (
                     f"batches with fewer than {self._estimator.min_samples} samples are left out; "
-                    "numbers of samples in these batches",
+                    "their numbers of samples",
                     [str(size) for size in self._skipped_sizes],
                 ),
             ]

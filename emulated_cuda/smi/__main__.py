@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "--id",
         type=_words,
         metavar="IDS",
-        help="show only these devices, by index, UUID or PCI bus",
+        help="show only these devices, by index, UUID or PCI bus ID",
     )
     add("--query-gpu", type=_words, metavar="FIELDS", help="print these fields of each device")
     add(
@@ -183,7 +183,8 @@ def _check(reader: argparse.ArgumentParser, options: argparse.Namespace) -> None
     for name in options.display:
         if name not in (*SECTIONS, "PIDS"):
             reader.error(
-                f"-d {name} is not a section; write one or more of {', '.join((*SECTIONS, 'PIDS'))}"
+                f"-d: {name} is not a section; write one or more of "
+                f"{', '.join((*SECTIONS, 'PIDS'))}"
             )
     form = options.format or []
     if (options.query_gpu or options.query_compute_apps) and "csv" not in form:

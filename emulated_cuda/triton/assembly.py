@@ -281,7 +281,7 @@ def _instructions(text: str) -> list[_Instruction]:
             raise NotComputed(f"cannot compute the PTX instruction {line}")
         special = _SPECIAL.search(line)
         if special is not None:
-            raise NotComputed(f"cannot read the register {special[0]} in assembly")
+            raise NotComputed(f"cannot read the register {special[0]} in inline assembly")
         operands = tuple(operand.strip() for operand in parts[4].split(",") if operand.strip())
         modifiers = tuple(parts[3].split(".")[1:])
         instructions.append(_Instruction(parts[2], modifiers, operands, parts[1] or ""))

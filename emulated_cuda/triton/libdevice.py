@@ -277,7 +277,8 @@ def _directed(function: Function, rounding: str, name: str) -> Function:
         return function
     if name.startswith("d"):
         raise NotComputed(
-            f"cannot compute libdevice's function {name}, which rounds double precision"
+            f"cannot compute libdevice's function {name}, whose rounding in double precision is "
+            "not to nearest"
         )
     return lambda *values: _round_to_float(function(*[v.double() for v in values]), rounding)
 

@@ -337,7 +337,9 @@ def pointee_of(op: Operation) -> Type:
     """
     kind = op.operand_types[0]
     if not kind.is_pointer:
-        raise NotComputed(f"cannot compute the operation {op.name} on {kind.element}")
+        raise NotComputed(
+            f"cannot compute the operation {op.name} on elements of type {kind.element}"
+        )
     return kind.pointee
 
 

@@ -94,7 +94,7 @@ class Type:
         if self.is_pointer:
             return torch.int64
         if self.element not in DTYPES:
-            raise NotComputed(f"cannot compute with the type {self.element}")
+            raise NotComputed(f"cannot compute with the element type {self.element}")
         return DTYPES[self.element]
 
     @property
@@ -153,7 +153,9 @@ class Operation:
         """
         number = re.search(rf"\b{name} = (-?\d+)", self.attributes)
         if number is None:
-            raise NotComputed(f"cannot compute the operation {self.name} without {name}")
+            raise NotComputed(
+                f"cannot compute the operation {self.name}, because its attribute {name} is missing"
+            )
         return int(number[1])
 
     def string(self, name: str) -> str:
@@ -236,7 +238,10 @@ TERMINATORS = {
     *("tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
 }
 """Operations that end a block; what they mean is up to the operation around it."""
-_REPLACED = "Triton replaces it before it writes TTIR, the code that the emulated device interprets"
+_REPLACED = (
+    "Triton replaces this operation before it writes TTIR, the code that the emulated device "
+    "interprets"
+)
 NOT_COMPUTED = {
     "tt.make_tensor_ptr": _REPLACED,
     "tt.advance": _REPLACED,
@@ -246,8 +251,8 @@ NOT_COMPUTED = {
             *("scf.parallel", "scf.reduce", "scf.reduce.return", "cf.switch", "ub.unreachable"),
             *("arith.scaling_extf", "arith.scaling_truncf"),
         ),
-        "no Triton version that was tested writes it into TTIR, the code that the emulated device "
-        "interprets",
+        "no tested version of Triton writes this operation into TTIR, the code that the emulated "
+        "device interprets",
     ),
 }
 """Operations that the language has and that are known not to be computed, with the reason."""

@@ -336,8 +336,8 @@ def _write_nested(result: torch.Tensor, computed: torch.Tensor) -> bool:
     parts = nested_alias(result).unbind(), computed.unbind()
     if [part.shape for part in parts[0]] != [part.shape for part in parts[1]]:
         raise ShapeError(
-            "the operator returns a nested tensor whose parts have other shapes on the CPU than "
-            "on the emulated device"
+            "the operator returns a nested tensor whose parts have different shapes on the CPU "
+            "than on the emulated device"
         )
     for target, part in zip(*parts, strict=True):
         target.copy_(part)

@@ -270,7 +270,7 @@ class _Computation:
         if unknown is not None:
             raise RuntimeError(unknown[1])
         if computed is not _WRITTEN:
-            raise RuntimeError(f"cannot replay {self._name}: the result's form depends on values")
+            raise RuntimeError(f"cannot replay {self._name}: the result's shape depends on values")
 
     def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int, int]:
         """Return the operator's generator, if any, its seed and its offset before the operator."""

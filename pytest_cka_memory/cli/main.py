@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         "--html",
         type=Path,
         metavar="OUT",
-        help="also write an HTML page, which lists the memory that is new at each peak",
+        help="also write an HTML page that compares what was live at each peak",
     )
     versus.set_defaults(run=_compare)
 
@@ -209,7 +209,7 @@ def _trend(args: argparse.Namespace) -> int:
     sessions = history.read(args.file)
     if not sessions:
         raise ReportError(
-            f"cannot use {args.file}: it has no line of a session; run pytest with "
+            f"cannot use {args.file}: it records no pytest session; run pytest with "
             "--cka-memory-history=PATH to add one"
         )
     if args.output is not None:

@@ -361,10 +361,10 @@ def _about_values(
         try:
             result = difference(*kept)
         except ValueError as differing:
-            return f"numbers: they differ: {differing}"
+            return f"results: they differ: {differing}"
         smaller = "" if sizes == before else f"; with {instead_of(before, sizes)}"
         return _compared(each, result, smaller)
-    return f"numbers not compared: {error}"
+    return f"results not compared: {error}"
 
 
 def _kept(
@@ -395,18 +395,18 @@ def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> st
     from pytest_cka_memory.repair.proof import MOST_ROUNDING
 
     if not result.compared:
-        return "numbers not compared: the test has no loss, gradient or result of a model"
+        return "results not compared: the test has no loss, gradient or result of a model"
     compared = f"{result.compared} losses, gradients and results compared{smaller}"
     if result.is_equal:
-        return f"numbers: equal, bit for bit ({compared})"
+        return f"results: equal, bit for bit ({compared})"
     largest = f"by at most {result.largest:.1e} of the largest element, in the {result.where}"
     if "change" in each["numbers"]:
         return (
-            f"numbers: they differ {largest}, as this change allows: {each['numbers']} ({compared})"
+            f"results: they differ {largest}, as this change allows: {each['numbers']} ({compared})"
         )
     if each["numbers"] and result.largest <= MOST_ROUNDING:
-        return f"numbers: the last digits differ, {largest} ({compared})"
-    return f"numbers: THEY DIFFER, which was not promised: {largest} ({compared})"
+        return f"results: the last digits differ, {largest} ({compared})"
+    return f"results: THEY DIFFER, which was not promised: {largest} ({compared})"
 
 
 def _first(session: Session, task: Task, **options: Any) -> dict[str, Any]:

@@ -34,7 +34,10 @@ def add_parsers(commands: Any) -> None:
 
     replay = commands.add_parser(
         "replay",
-        help="replay a recording of torch on an emulated card under other allocator settings",
+        help=(
+            "repeat the allocations of a memory snapshot on an emulated card, with other allocator "
+            "settings"
+        ),
         description="Repeat the requests of a recording with torch's own allocator on an emulated "
         "card, with the recorded settings and with others, and print how much memory each takes.",
     )

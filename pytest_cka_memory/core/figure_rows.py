@@ -99,8 +99,11 @@ NOT_OF_DEVICE = frozenset({PROCESS})
 ADDITIONS = {
     CYCLES: "memory that only the garbage collector frees",
     PROCESS: "memory of the process and its children",
-    DRIVER: "memory in use on the card as its driver counts it, also outside torch's allocator",
-    POOLS: "memory in private pools of the allocator: of CUDA graphs and MemPool",
+    DRIVER: (
+        "memory in use on the card as its driver counts it, including memory outside torch's "
+        "allocator"
+    ),
+    POOLS: "memory in the allocator's private pools, which CUDA graphs and torch.cuda.MemPool use",
 }
 """What can be measured in addition -> what it is, in a few words."""
 

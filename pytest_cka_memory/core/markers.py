@@ -76,15 +76,15 @@ _ROWS = (
     Marker(
         "no_cycles",
         "no_cycles",
-        "nothing that the measured code allocates may be left to the garbage collector because a "
-        "reference cycle keeps it alive.",
+        "the measured code may leave behind no memory that a reference cycle keeps alive and that "
+        "only the garbage collector can free.",
         "cycle_bytes",
     ),
     Marker(
         "max_cycles_mb",
         "max_cycles_mb(1)",
-        "at most `limit` MB of what the measured code allocates may be left to the garbage "
-        "collector because reference cycles keep it alive.",
+        "the measured code may leave behind at most `limit` MB that reference cycles keep alive "
+        "and that only the garbage collector can free.",
         "cycle_bytes",
     ),
     Marker(
@@ -117,9 +117,9 @@ _ROWS = (
     Marker(
         "fits",
         'fits("t4", "a10")',
-        "the peak must fit into the memory of each of the named `cards`, of which 512 MB (or "
-        "`beside` MB) are set aside for the CUDA context; if another device is measured, this is "
-        "an estimate.",
+        "the peak must fit into the memory of each of the named `cards`, less 512 MB (or `beside` "
+        "MB) for the CUDA context; if a device other than the card is measured, this is an "
+        "estimate.",
     ),
     Marker(
         "peak_law",
@@ -132,9 +132,10 @@ _ROWS = (
     Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
-        "no figure may be more than `tolerance` above the committed baseline or, with "
-        "`relative_to`, above the same test with that parameter id; `less_than`, `at_most` and "
-        "`saves` compare only the figure `of` with that of another parameter id.",
+        "no figure may exceed that of the committed baseline by more than `tolerance` or, with "
+        "`relative_to`, that of the same test with that parameter id; `less_than`, `at_most` and "
+        "`saves` compare only the figure named by `of` with the same figure of another parameter "
+        "id.",
         builder="pytest_cka_memory.stored.baselines:tolerance_of_marker",
     ),
 )
@@ -148,7 +149,7 @@ NO_ALLOCATIONS = "allow_no_allocations"
 """A marker that is not a limit: it permits a test to allocate nothing on a measured accelerator."""
 NO_ALLOCATIONS_HELP = (
     "let this test pass if it allocates nothing on the measured accelerator; without this marker, "
-    "it would break its limits on memory there."
+    "a test whose markers limit the accelerator's memory fails if it allocates nothing there."
 )
 
 FIXTURE = "cka_memory"

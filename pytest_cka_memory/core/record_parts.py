@@ -16,8 +16,8 @@ from pytest_cka_memory.core.reserve import POOLS_ADVICE, DrawnSegment, ReservePa
 from pytest_cka_memory.core.retention import Holding, Sample, growth_bytes_per_batch
 
 UNEXPLAINED = (
-    "to find the reason, call region.batch_done() while the reserve is high, on a device "
-    "that has snapshots; the allocator reserved more than was in use at once, perhaps "
+    "to find the reason, call region.batch_done() while the reserved memory is high, on a device "
+    "that supports memory snapshots; the allocator reserved more than was in use at once, perhaps "
     "because free blocks were too small for the requests"
 )
 """The advice on a reserve if it is not known what it consists of."""

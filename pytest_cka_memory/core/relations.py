@@ -93,7 +93,7 @@ def relations_of(
     figure = FIGURE_NAMES.get(of) if isinstance(of, str) else None
     if figure is None and of is not None:
         raise LimitError(
-            f"of={of!r} is not a figure that two tests can be compared by; write one of "
+            f"of={of!r} is not a figure for comparing two tests; write one of "
             f"{', '.join(map(repr, FIGURE_NAMES))}"
         )
     for name, value in (("relative_to", relative_to), ("less_than", less_than)):
@@ -109,8 +109,8 @@ def relations_of(
     if saves is not None:
         if not isinstance(relative_to, str):
             raise LimitError(
-                f"saves={saves!r} does not name the test to compare with; also write "
-                "relative_to='ID', with the id of its parameter"
+                f"saves={saves!r} needs a test to compare with; also write relative_to='ID', the "
+                "pytest parameter id of that test"
             )
         relations.append(Relation(relative_to, figure, less_bytes=_size(saves)))
     elif isinstance(relative_to, str):
@@ -121,8 +121,8 @@ def relations_of(
         factor = _FACTOR.fullmatch(at_most) if isinstance(at_most, str) else None
         if factor is None:
             raise LimitError(
-                f"at_most={at_most!r} is not a factor and the id of a pytest parameter; write "
-                "both, e.g. at_most='0.5 x eager'"
+                f"at_most={at_most!r} must be a factor and the id of a pytest parameter; write "
+                "e.g. at_most='0.5 x eager'"
             )
         relations.append(Relation(factor[2], figure, factor=Fraction(factor[1])))
     return relations

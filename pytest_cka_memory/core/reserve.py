@@ -346,9 +346,9 @@ def _words(part: ReservePart) -> str:
 
 
 POOLS_ADVICE = (
-    "delete the last graph of the private pool, or the MemPool (until then the pool keeps its "
-    "reserve); capture graphs that never run at once into one pool; call torch.compiler.reset() "
-    "if torch.compile has captured the graphs"
+    "delete every graph of the private pool, or the MemPool (until then the pool keeps its "
+    "reserved memory); let graphs that never run at the same time share one pool; call "
+    "torch.compiler.reset() if torch.compile has captured the graphs"
 )
 _OVERSIZED = (
     "leave max_split_size_mb out of PYTORCH_ALLOC_CONF, or make it larger; free blocks of "
@@ -364,8 +364,8 @@ _WAITING = (
     "stream"
 )
 _IN_PARTS = (
-    "allocate the tensors that stay first, and after them those that are freed, so that they do "
-    "not lie side by side; to see which settings of the allocator help, run python -m "
+    "allocate the tensors that stay before those that are freed, so that the two kinds do not "
+    "alternate in memory; to see which settings of the allocator help, run python -m "
     "pytest_cka_memory replay on a snapshot"
 )
 _WHOLE = (
@@ -374,8 +374,7 @@ _WHOLE = (
     "requests of other sizes"
 )
 _NOT_AT_ONCE = (
-    "call torch.cuda.empty_cache() to release what is free; the free memory was in use at another "
-    "moment"
+    "call torch.cuda.empty_cache() to release the free memory; it was in use at another moment"
 )
 _SEGMENTS = (
     "raise the limit to leave room for one segment of each kind; the allocator takes segments of "

@@ -165,7 +165,9 @@ _NOT_LIVE = (
 )
 _NOT_HELD = "no Python object was found that references the rest"
 _NOT_FOUND = "nothing was found that keeps the rest alive"
-_NOT_IN_USE = "no tensor used the rest at the peak: the allocator keeps it for later"
+_NOT_IN_USE = (
+    "no tensor used the rest at the peak: the allocator keeps it reserved for later allocations"
+)
 _NO_PLACE = "it is not known where the rest was allocated"
 
 

@@ -58,8 +58,8 @@ _SAVED_VIEW = (
     "view of the output references the graph that it is saved in"
 )
 _CONTEXT = (
-    "use ctx.save_for_backward(output) instead of an attribute of ctx; as an attribute, "
-    "the output keeps the graph alive that keeps ctx"
+    "use ctx.save_for_backward(output) instead of an attribute of ctx; the attribute keeps the "
+    "output alive, the output keeps its graph, and the graph keeps ctx"
 )
 _HOOK = (
     "remove the hook with handle.remove(), or let it use only its arguments, or a "
@@ -77,7 +77,7 @@ _FLAT = (
     "modules"
 )
 _ATTRIBUTE = (
-    "keep the tensor's detach() in the object instead, or delete the attribute after its "
+    "store tensor.detach() in the object instead of the tensor, or delete the attribute after its "
     "last use; the graph of the tensor references the object that keeps the tensor"
 )
 CHECKPOINT_ADVICE = (
@@ -86,7 +86,7 @@ CHECKPOINT_ADVICE = (
     "its backward pass needs"
 )
 _ANY = (
-    "delete one reference of the loop when it is not needed any more, or make it weak with "
+    "delete one reference of the loop when it is no longer needed, or make it weak with "
     "weakref.ref; the garbage collector cannot free the loop, because it goes through C++"
 )
 

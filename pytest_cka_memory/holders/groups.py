@@ -52,8 +52,8 @@ _OF_CONTEXT = {
 _KEPT = (Freed.IN_BACKWARD, Freed.WITH_GRAPH)
 """How memory is freed that an autograd graph has kept."""
 _NO_GRAD = (
-    "if no backward pass follows, compute it in torch.no_grad(); an autograd graph keeps "
-    "it for a backward pass, but no backward pass that frees it was seen"
+    "if no backward pass follows, compute it in torch.no_grad(); an autograd graph keeps it for a "
+    "backward pass, but no backward pass has freed it"
 )
 _ENTRY = "[]"
 _OF_GRAPH = ".grad_fn"

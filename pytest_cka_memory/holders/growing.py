@@ -57,7 +57,7 @@ _NODES = (
 _LOSSES = (
     f"{_NUMBER}; if backward() is called on the sum, call it on the loss of each batch instead"
 )
-_EACH_STATE = "compute it from a detach() of its last value, or in torch.no_grad()"
+_EACH_STATE = "compute each new value from a detach() of the previous one, or in torch.no_grad()"
 _STATE = "detach it in each batch, as in `{0} = {0}.detach()`, or compute it in torch.no_grad()"
 _FEWEST = 5
 """Batches that a graph must have nodes of."""

@@ -148,24 +148,27 @@ _OLD_OPTIMIZERS = (
     "{0} keeps old optimizers, each with its state and gradients; remove them from {0}"
 )
 _OPTIMIZERS = (
-    "{0} keeps {1}; if the measured block makes them, remove them from {0} before it ends; if "
-    "not, take a step before measuring, because an optimizer allocates its state in its first step"
+    "{0} keeps {1}; if the measured block creates them, remove them from {0} before the block "
+    "ends; otherwise take a step before measuring, because an optimizer allocates its state in its "
+    "first step"
 )
-_GROWS = "{} grows in every batch; empty it, or bound its length"
+_GROWS = "{} grows in every batch; empty it, or limit its length"
 _KEEPS = "{} has {} entries that keep these tensors alive; empty it in the block"
 # To keep less of each does not stop a container that grows, so these advise only against growth.
 _EACH_SAVED = (
-    "the autograd graph of another tensor keeps each of these tensors; keep a number computed "
-    "from that other tensor, such as its mean().item(), because its detach() would free only the "
-    "graph"
+    "the autograd graph of another tensor keeps each of these tensors; keep a number computed from "
+    "that other tensor, such as its mean().item(); its detach() would free the graph, but not that "
+    "other tensor"
 )
 _EACH_ATTACHED_PART = (
     "each tensor keeps its autograd graph alive and uses only part of its storage; keeping "
-    "detach().clone() instead frees only the graph and the rest of the storage"
+    "detach().clone() instead frees the graph and the unused part of the storage, but not the part "
+    "that the tensor uses"
 )
 _EACH_PART = (
-    "each tensor uses only part of its storage but keeps all of it alive, as views and the "
-    "results of some losses do; keeping a clone() instead frees only the rest of the storage"
+    "each tensor uses only part of its storage but keeps all of it alive, as views and the results "
+    "of some losses do; keeping a clone() instead frees the unused part of the storage, but not "
+    "the part that the tensor uses"
 )
 _REMOVE = "remove each tensor from the object that references it; {}"
 _OF_EACH = {_SAVED: _EACH_SAVED, _ATTACHED_PART: _EACH_ATTACHED_PART, _PART: _EACH_PART}
@@ -187,8 +190,8 @@ _LOCAL = (
     "the block into a function"
 )
 _LOCAL_OBJECT = (
-    "`{0}` is a local variable of {1}; if the measured block makes it, write `del {0}` there; "
-    "otherwise do not store the tensor in it"
+    "`{0}` is a local variable of {1}; if the measured block creates it, write `del {0}` at the "
+    "end of the block; otherwise do not store the tensor in it"
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 

@@ -42,8 +42,8 @@ _NODE_HOOK = (
     "keeps the hook"
 )
 _METADATA = (
-    "delete the entry from this dict, which C++ code keeps (such as grad_fn.metadata of an "
-    "autograd node); an entry that references the tensor that the node computed keeps the whole "
+    "delete the entry from this dict (such as grad_fn.metadata of an autograd node), which C++ "
+    "code keeps alive; an entry that references the tensor computed by the node keeps the whole "
     "graph alive"
 )
 _MODE = (
@@ -55,8 +55,8 @@ _CALLBACK = (
     "what will call it, such as a Future; C code keeps the function to call it later"
 )
 _NODE = (
-    "delete the tensor that this autograd graph computed (e.g. the loss), or compute it in "
-    "torch.no_grad(); C++ holds the graph, no Python variable does"
+    "delete the tensor whose autograd graph this is (e.g. the loss), or compute it in "
+    "torch.no_grad(); C++ code holds the graph, not a Python variable"
 )
 
 
@@ -100,8 +100,8 @@ _BUCKETS = (
 
 _BY_CALL = {
     "jit.load(": (
-        "delete the module of TorchScript; it keeps the debug information of the file that "
-        "torch.jit.load has read"
+        "delete the ScriptModule; it keeps the debug information of the file that torch.jit.load "
+        "has read"
     ),
 }
 """Calls that allocate memory which only C++ code holds -> who that is."""

@@ -145,8 +145,8 @@ def _nothing(marker: str) -> Callable[[], Maximum]:
 def _require_psutil() -> None:
     if find_spec("psutil") is None:
         raise LimitError(
-            "memory of the process needs psutil, which is not installed; run pip install "
-            "'pytest-cka-memory[process]'"
+            "measuring the memory of the process needs psutil, which is not installed; run pip "
+            "install 'pytest-cka-memory[process]'"
         )
 
 
@@ -190,12 +190,12 @@ def flat_per_batch(
     assert isinstance(warmup, int), "checked"
     if of == "process":
         raise LimitError(
-            "of='process' is not a level that flat_per_batch can limit; use the marker "
+            "of='process' is not a figure that flat_per_batch can limit; use the marker "
             "flat_process_per_batch, which judges steady growth"
         )
     if not isinstance(of, str) or of not in LEVELS:
         raise LimitError(
-            f"of={of!r} is not a level whose growth can be limited; write one of "
+            f"of={of!r} is not a figure whose growth can be limited; write one of "
             f"{', '.join(map(repr, LEVELS))}"
         )
     text = f"flat_per_batch{arguments}"

@@ -39,22 +39,22 @@ _COPIED = (
 )
 _KEPT = (
     "the workers keep more memory with every item; look in the data set, its transforms and "
-    "collate_fn for a list, dict or cache that grows with each item, and bound its length. With "
-    "num_workers=0 the test measures the same code in this process, in which no_cycles finds "
-    "reference cycles too"
+    "collate_fn for a list, dict or cache that grows with each item, and limit its length. With "
+    "num_workers=0 the test measures the same code in this process, where the marker no_cycles "
+    "finds reference cycles too"
 )
 _EITHER = (
-    "set num_workers=0, so that the test measures the same code in this process, which "
-    "grows only if the data set keeps something; the workers grow, but this system does "
-    "not count the pages that they copy"
+    "set num_workers=0, so that the test measures the same code in this process, which grows only "
+    "if the data set keeps something; the workers grow, but this operating system does not report "
+    "how much of that is copies of memory shared with this process"
 )
 _NOT_TORCH = (
     "look for memory outside tensors: lists and dicts of Python objects, NumPy arrays, other "
     "libraries, threads. Python's tracemalloc lists the lines that allocate most of such memory"
 )
 _TORCH_FREED = (
-    "limit the peak with max_peak_mb, which names the lines that allocate most; torch's "
-    "tensors used this memory, and are freed now"
+    "limit the peak with max_peak_mb, which names the lines that allocate most; tensors "
+    "used this memory and have been freed since"
 )
 
 
@@ -426,4 +426,4 @@ def _words(card: CardMemory, peak_bytes: int) -> str:
         f", if {format_with_unit(left)} suffice for the CUDA context and loaded kernels: "
         f"{format_with_unit(least)} to {format_with_unit(most)} were seen on such cards"
     )
-    return f"fits {card.name} {of}, {size} head room{doubt if left < most else ''}"
+    return f"fits {card.name} {of}, {size} headroom{doubt if left < most else ''}"

@@ -284,8 +284,8 @@ class EachStep(AbstractContextManager[None]):
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "each_step() is not a loop; write 'with region.each_step():' around the code that "
-            "trains, or loop over region.batches(loader)"
+            "each_step() cannot be iterated over; write 'with region.each_step():' around the code "
+            "that trains, or loop over region.batches(loader)"
         )
 
 

@@ -99,8 +99,8 @@ def target_of(
         parse_emulated(device_name)
     if MARK in os.environ:
         raise RegionError(
-            f"law({name!r}) was called while the file of a step was imported to measure it; "
-            "write the call under if __name__ == '__main__':"
+            f"law({name!r}) was called again by the process that it had started, while that "
+            "process imported the file of the step; put the call under if __name__ == '__main__':"
         )
     return Target(name, device_name)
 

@@ -375,7 +375,7 @@ def find_law(
     """Do what :meth:`~pytest_cka_memory.MemoryProbe.law` says, for the device of `stack`."""
     if law_of not in FIGURES:
         raise ValueError(
-            f"law_of={law_of!r} is not a figure that has a law; write one of "
+            f"law_of={law_of!r} is not a figure that law() can fit; write one of "
             f"{', '.join(map(repr, FIGURES))}"
         )
     check_names(step, list(sizes))
@@ -414,6 +414,6 @@ def _check_values(name: str, values: Sequence[object]) -> None:
     wrong = [it for it in values if isinstance(it, bool) or not isinstance(it, int) or it < 1]
     if wrong or len(set(values)) < 2:
         raise ValueError(
-            f"{name}={tuple(values)!r} does not contain at least two different whole numbers of "
-            f"at least 1; write e.g. {name}=(1, 2, 4)"
+            f"{name}={tuple(values)!r} must contain at least two different whole numbers, each at "
+            f"least 1; write e.g. {name}=(1, 2, 4)"
         )

@@ -124,8 +124,8 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
                 f"cannot read {name}: {self.mistake}, and read region.{name} after the block"
             )
         raise RegionError(
-            f"cannot read {name}: cka_memory.{self._call} is not the region, which only "
-            f"'with ... as' gives you; write 'with cka_memory.{self._call} as region:', and read "
+            f"cannot read {name}: cka_memory.{self._call} is not the region, only a context "
+            f"manager that returns it; write 'with cka_memory.{self._call} as region:', and read "
             f"region.{name} after the block"
         )
 

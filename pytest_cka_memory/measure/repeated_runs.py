@@ -83,9 +83,9 @@ class _Search:
         """Call the function again with `size` and `size + 1`, because it may have a state."""
         if size and not self._fits(size):
             raise RegionError(
-                f"largest(): size {size} ran out of memory when it was tried again, after "
-                f"{counted(self._tries, 'call')}{self._kept()}; let each call free what it "
-                "allocates, or keep the same memory for every size"
+                f"largest(): size {size} had fitted but ran out of memory when it was tried again, "
+                f"after {counted(self._tries, 'call')}{self._kept()}; let each call free what it "
+                "allocates, or keep an amount of memory that does not depend on the size"
             )
         if size < at_most and self._fits(size + 1):
             raise RegionError(

@@ -233,7 +233,7 @@ class Peaks(ABC):
 
 
 INSTALL_PSUTIL = (
-    "memory of the process needs psutil, which is not installed; run pip install "
+    "measuring the memory of the process needs psutil, which is not installed; run pip install "
     "'pytest-cka-memory[process]'"
 )
 _OWN = "this process"

@@ -80,7 +80,7 @@ no_torch_function: _Hidden = _found(
 no_subclass_function: _Hidden = _found(
     "torch._C.DisableTorchFunctionSubclass",
     nullcontext,
-    "__torch_function__ of tensor subclasses also gets the calls that measure memory",
+    "__torch_function__ of tensor subclasses also sees the calls that measure memory",
 )
 no_dispatch: _Hidden = _found(
     "torch.utils._mode_utils.no_dispatch",
@@ -112,7 +112,7 @@ graph_task_id: Callable[[], int] = _found(
 sequence_number: Callable[[], int] = _found(
     "torch.autograd._get_sequence_nr",
     lambda: 0,
-    "if an autograd graph grows that keeps no tensors, reports do not name it",
+    "reports do not name a growing autograd graph that keeps no tensors",
 )
 """Returns the number that autograd gives to the next node of this thread."""
 
@@ -191,7 +191,7 @@ TENSOR_HOOKS = tuple(
     if _found(
         f"torch.Tensor.{name}",
         None,
-        "hints may take any dict of a tensor for the dict of its hooks",
+        "hints may mistake any dict that a tensor references for the dict of its hooks",
     )
 )
 """Attributes of a tensor that contain its hooks."""
@@ -200,7 +200,7 @@ KNOWS_TENSOR_HOOKS = len(TENSOR_HOOKS) == 2
 
 TRACERS = ("trace", "trace_module") + (
     ("_get_trace_graph",)
-    if _found("torch.jit._get_trace_graph", None, "torch.onnx may export wrong graphs if measured")
+    if _found("torch.jit._get_trace_graph", None, "torch.onnx may export wrong graphs in a region")
     else ()
 )
 """Functions of ``torch.jit`` that trace; ``torch.onnx`` uses the last one."""
@@ -268,11 +268,11 @@ def keep_compilable(replacement: Any) -> None:
 
 
 use_count: Callable[[torch.Tensor], int] = _found(
-    "torch.Tensor._use_count", lambda _: 0, "reports do not verify that a reference is the only one"
+    "torch.Tensor._use_count", lambda _: 0, "reports do not check if C++ uses a tensor too"
 )
 """Returns how many references a tensor has in C++; one of them is that of its Python object."""
 storage_use_count: Callable[[int], int] = _found(
-    "torch._C._storage_Use_Count", lambda _: 0, "reports do not count the users of a storage"
+    "torch._C._storage_Use_Count", lambda _: 0, "reports do not check if C++ uses a storage too"
 )
 """Returns how many tensors and Python objects use the storage at an address in C++."""
 
@@ -296,7 +296,7 @@ class _NoFunction:
 FUNCTION_BASE: type = _found(
     "torch._C._FunctionBase",
     _NoFunction,
-    "memory that only garbage autograd Functions keep alive counts as in use",
+    "memory that is kept alive only by autograd Functions that are garbage counts as in use",
 )
 """The base of the nodes of custom autograd functions."""
 

@@ -23,7 +23,7 @@ _FLAGS = (
     (
         "allow-no-allocations",
         "let tests pass that allocate nothing on the measured accelerator; without this option, "
-        "they break the limits of their markers on memory there",
+        "tests whose markers limit the accelerator's memory fail if they allocate nothing there",
     ),
     ("prune-baseline", "remove the baselines of tests and regions that no longer exist"),
     ("require-baseline", "fail regions that should have a baseline for this device but have none"),
@@ -97,10 +97,13 @@ _TIMELINE = (
     "whose name contains or matches PATTERN"
 )
 _EXPLAIN = (
-    "find the references to retained memory, and the kinds of memory that were live at the "
-    "peak, in every region and not only if a limit broke"
+    "find the references to retained memory, and the kinds of memory that were live at the peak, "
+    "in every region, not only in those that broke a limit"
 )
-_GRAPH = "; with =graph, the page of --cka-memory-html has a picture of these references"
+_GRAPH = (
+    "; with --cka-memory-explain=graph, the page of --cka-memory-html has a picture of these "
+    "references"
+)
 narrowed_key = pytest.StashKey[bool]()
 """Whether tests were deselected."""
 

@@ -118,7 +118,9 @@ def _limits_on(test: _MarkedTest) -> ItemLimits:
         mark = _closest(marks[NO_ALLOCATIONS])
         if mark.args or mark.kwargs:
             text = call_text(NO_ALLOCATIONS, mark.args, mark.kwargs)
-            raise LimitError(f"{text}: it takes no arguments; write @pytest.mark.{NO_ALLOCATIONS}")
+            raise LimitError(
+                f"{text}: this marker takes no arguments; write @pytest.mark.{NO_ALLOCATIONS}"
+            )
     marked: list[Limit] = [
         limit_from_marker(mark.name, mark.args, mark.kwargs)
         for name in MARKERS
@@ -249,8 +251,8 @@ def _relations(test: _MarkedTest, mark: pytest.Mark, tolerance: "Tolerance") -> 
         if other is None:
             argument, value = next(it for it in arguments.items() if relation.other in str(it[1]))
             raise LimitError(
-                f"{argument}={value!r}: no collected test of this function has the parameter "
-                f"{relation.other!r} and otherwise the same parameters; write an id from "
+                f"{argument}={value!r}: no collected test of this function has the parameter id "
+                f"{relation.other!r} and is the same in all other parameters; write an id from "
                 "@pytest.mark.parametrize, and select both tests"
             )
         kept = test.compared.setdefault(other.nodeid, ComparedTest())

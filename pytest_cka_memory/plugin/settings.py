@@ -226,8 +226,8 @@ def _repeat(config: pytest.Config) -> int:
         return 1
     if not text.isdecimal() or int(text) < _LEAST_RUNS:
         raise pytest.UsageError(
-            f"{given_by(config, 'repeat')}: cannot use {text!r}; write a number of runs of at "
-            f"least {_LEAST_RUNS}: one to warm up, four to judge"
+            f"{given_by(config, 'repeat')}: cannot use {text!r}; write a number of runs, at least "
+            f"{_LEAST_RUNS}: one to warm up and four to judge growth"
         )
     return int(text)
 
@@ -250,8 +250,8 @@ def _also(config: pytest.Config) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
     if PROCESS in names and find_spec("psutil") is None:
         raise pytest.UsageError(
-            f"{given_by(config, 'also')}: memory of the process needs psutil, which is not "
-            "installed; run pip install 'pytest-cka-memory[process]'"
+            f"{given_by(config, 'also')}: measuring the memory of the process needs psutil, which "
+            "is not installed; run pip install 'pytest-cka-memory[process]'"
         )
     unknown = [name for name in names if name not in ADDITIONS]
     if unknown:

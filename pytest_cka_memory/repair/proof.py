@@ -178,13 +178,13 @@ _MEAN = 1
 _DEFAULT_IGNORED = -100
 _MOST_PARTS = 4
 
-NOT_A_MEAN = "changes the numbers unless the loss is a mean over the batch"
+NOT_A_MEAN = "changes the results unless the loss is a mean over the batch"
 WEIGHTED = (
-    "changes the numbers unless the class weights of the targets have the same sum in every part "
+    "changes the results unless the class weights of the targets have the same sum in every part "
     "of the batch"
 )
 IGNORED = (
-    "changes the numbers if ignore_index leaves out more targets in one part of the batch than in "
+    "changes the results if ignore_index leaves out more targets in one part of the batch than in "
     "another"
 )
 

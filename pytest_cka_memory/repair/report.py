@@ -25,7 +25,7 @@ class RepairReport:
 
     @property
     def recommended(self) -> list[Trial]:
-        """What the report says how to write: first what keeps the numbers."""
+        """What the report says how to write: first what keeps the results."""
         return recommended(self.repairs)
 
     @property
@@ -75,7 +75,7 @@ def _table(repairs: Repairs) -> Iterator[str]:
     from tabulate import tabulate
 
     base = repairs.as_it_is
-    head = ["change", "peak", "saved", "reserved", "FLOPs", "to host", "numbers"]
+    head = ["change", "peak", "saved", "reserved", "FLOPs", "to host", "results"]
     rows = [_row(repairs, base)]
     singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
     several = [trial for trial in repairs.ran if len(trial.changes) > 1]
@@ -158,10 +158,10 @@ def _answer(repairs: Repairs) -> Iterator[str]:
         exact = [trial for trial in repairs.fitting if keeps_numbers(trial)]
         if not keeps_numbers(cheapest):
             yield (
-                f"cheapest change that fits and keeps the numbers: {exact[0].name} "
+                f"cheapest change that fits and keeps the results: {exact[0].name} "
                 f"({_sizes(exact[0])})"
                 if exact
-                else "no change that keeps the numbers fits"
+                else "no change that keeps the results fits"
             )
     else:
         lowest = repairs.lowest
@@ -194,8 +194,8 @@ def _to_write(repairs: Repairs, trial: Trial) -> Iterator[str]:
     saved = repairs.saved_bytes(trial)
     less = f", {format_with_unit(saved)} less" if saved > 0 else ""
     yield f"{trial.name}: peak {_sizes(trial)}{less}"
-    names_them = "the numbers" in trial.numbers
-    yield f"  {trial.numbers}" if names_them else f"  numbers: {trial.numbers or 'the same'}"
+    names_them = "the results" in trial.numbers
+    yield f"  {trial.numbers}" if names_them else f"  results: {trial.numbers or 'the same'}"
     for condition in trial.conditions:
         yield f"  if {condition}"
     edits = trial.edits

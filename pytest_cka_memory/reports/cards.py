@@ -127,21 +127,21 @@ def with_peaks_elsewhere(uses: Sequence[CardUse]) -> list[CardUse]:
     ]
 
 
-_HEAD = ("test", "card", "result", "peak", "reserved", "head room")
+_HEAD = ("test", "card", "result", "peak", "reserved", "headroom")
 _WORDS = 3
 """Columns of text; figures follow."""
 _LARGEST = "largest"
 LEGEND = (
-    "Sizes are in MB (2**20 bytes) unless a unit is given, from torch's CUDA allocator on "
-    "emulated cards; no GPU was used. peak: most memory in use at once; reserved: most memory "
-    "that the allocator reserved; head room: memory of the card, without the CUDA context, that "
-    "the allocator never reserved."
+    "Sizes are in MB (2**20 bytes) unless a unit is given. They come from torch's CUDA allocator "
+    "on emulated cards; no GPU was used. peak: most memory in use at once; reserved: most memory "
+    "that the allocator reserved; headroom: memory of the card, without the CUDA context, that the "
+    "allocator never reserved."
 )
 _LEGEND_OF_BAR = (
     "The bar shows the memory of the card, from left to right: in use at the peak, reserved but "
     "not in use, never reserved."
 )
-_LEGEND_OF_LARGEST = " largest: the largest size with which cka_memory.largest fitted the card."
+_LEGEND_OF_LARGEST = " largest: the largest size that cka_memory.largest found to fit on the card."
 
 
 def as_markdown(uses: Sequence[CardUse]) -> str:

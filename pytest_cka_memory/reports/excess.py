@@ -31,8 +31,8 @@ _LEAST_SHARE = 0.01
 _MOSTLY = 0.9
 """Of the highest reserve. What is explained at less says little about it."""
 UNSEEN = (
-    "call region.batch_done() while the reserve is high, so that it can be explained at that "
-    "moment; this time the allocator had released most of it before"
+    "call region.batch_done() while the reserved memory is high, so that it can be explained at "
+    "that moment; this time the allocator had already released most of it"
 )
 """The advice if the reserve was only explained when most of it had been released."""
 

@@ -203,13 +203,13 @@ def _answer(path: Path, size: int) -> dict[str, Any]:
         kind, content = unpacked(done.stdout)
     except (ValueError, EOFError, TypeError, subprocess.TimeoutExpired):
         raise ReportError(
-            f"{refusal}reading took more than {seconds} s or {format_with_unit(memory)}, which no "
-            "snapshot of its size needs; record it again"
+            f"{refusal}reading it took more than {seconds} s or {format_with_unit(memory)}, more "
+            "than any valid snapshot of this size needs; record it again"
         ) from None
     if kind == "memory":
         raise ReportError(
-            f"{refusal}reading took more than {format_with_unit(memory)}, which no snapshot of "
-            "its size needs; record it again"
+            f"{refusal}reading it took more than {format_with_unit(memory)}, more than any valid "
+            "snapshot of this size needs; record it again"
         )
     if kind == "refused":
         raise ReportError(f"{refusal}{content}")

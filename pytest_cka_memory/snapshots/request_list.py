@@ -236,8 +236,8 @@ class _Maker:
         self._holders += 1
         if key - _FIRST_HOLDER > _MOST_HOLDERS:
             raise ReportError(
-                "cannot replay the recording, because it begins with more free memory than any "
-                "card has; record the program again from its start"
+                "cannot replay the recording, because at its start more memory was reserved but "
+                "unused than any card has; record the program again from its start"
             )
         self.add(replaying.ALLOCATE, key, size, stream, pool)
         self._held.append(key)

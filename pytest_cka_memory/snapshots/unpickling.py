@@ -285,7 +285,8 @@ def _segments(segments: Sequence[Any], sites: _Sites) -> list[tuple[Any, ...]]:
             rows.append(_segment(segment, sites))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise WrongContentError(
-                f"segments[{position}] is not a segment of torch: {type(error).__name__} {error}"
+                f"segments[{position}] is not a segment as torch writes it "
+                f"({type(error).__name__}: {error})"
             ) from None
     return rows
 

@@ -196,7 +196,7 @@ def _elements(content: str) -> Iterator[tuple[int, Any]]:
         if mark == "":
             raise _wrong(line_at(position), "cut off: the last ']' is missing")
         if mark not in ",]":
-            raise _wrong(line_at(position), "not valid JSON: ',' or the last ']' must follow")
+            raise _wrong(line_at(position), "not valid JSON: expected ',' or the last ']' here")
     end = _after_space(content, position + 1)
     if end != len(content):
         raise _wrong(line_at(end), "text after the last ']'")
@@ -209,7 +209,7 @@ def _after_space(content: str, position: int) -> int:
 
 def _integer(digits: str) -> int:
     if len(digits) > len(str(MAX_NUMBER)):
-        raise BaselineError(f"{digits[:12]}... is not a number of bytes")
+        raise BaselineError(f"{digits[:12]}... has too many digits for a number of bytes")
     return int(digits)
 
 
@@ -220,7 +220,7 @@ def _refuse_constant(name: str) -> None:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=unique_keys, parse_int=_integer, parse_constant=_refuse_constant
 )
-_NOT_OURS = f"the file is not a baseline file, which begins with [ {json.dumps(_HEADER)}"
+_NOT_OURS = f"the file is not a baseline file; such a file begins with '[ {json.dumps(_HEADER)}'"
 _NAME_ANOTHER = "name another file, or restore this one from version control"
 
 

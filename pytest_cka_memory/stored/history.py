@@ -139,8 +139,8 @@ def _session(content: bytes) -> HistorySession:
         raise ReportError(f"{error}; remove the line") from None
     except (RecursionError, ValueError):
         raise ReportError(
-            "the line has values that no session has, such as a number of thousands of digits; "
-            "remove the line"
+            "the line has values that no session writes, such as a number with thousands of "
+            "digits; remove the line"
         ) from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:

@@ -113,9 +113,9 @@ def running_sum_after_backward(cka_memory):
 
 
 @advice(
-    "C or C++ code, such as a running sum(), references a tensor, made by `hidden * "
-    "weight` at advice_of_graphs.py:N, whose autograd graph reaches back through several "
-    "batches; compute it from a detach() of its last value, or in torch.no_grad()",
+    "C or C++ code, such as a running sum(), references a tensor, made by `hidden * weight` at "
+    "advice_of_graphs.py:N, whose autograd graph reaches back through several batches; compute "
+    "each new value from a detach() of the previous one, or in torch.no_grad()",
     limit=FLAT,
     skip=NATIVE,
 )
@@ -299,8 +299,8 @@ class SavesExp(torch.autograd.Function):
 
 
 @advice(
-    "use ctx.save_for_backward(output) instead of an attribute of ctx; as an attribute, "
-    "the output keeps the graph alive that keeps ctx",
+    "use ctx.save_for_backward(output) instead of an attribute of ctx; the attribute keeps the "
+    "output alive, the output keeps its graph, and the graph keeps ctx",
     skip=NATIVE,
 )
 def output_in_a_context(cka_memory):
@@ -383,7 +383,7 @@ def node_deleted_with_its_parameter(cka_memory):
 
 
 @advice(
-    "keep the tensor's detach() in the object instead, or delete the attribute after its "
+    "store tensor.detach() in the object instead of the tensor, or delete the attribute after its "
     "last use; the graph of the tensor references the object that keeps the tensor",
     skip=NATIVE,
 )
@@ -414,7 +414,7 @@ def gradient_as_a_deleted_attribute(cka_memory):
 
 
 @advice(
-    "delete one reference of the loop when it is not needed any more, or make it weak with "
+    "delete one reference of the loop when it is no longer needed, or make it weak with "
     "weakref.ref; the garbage collector cannot free the loop, because it goes through C++",
     skip=NATIVE,
 )

@@ -558,8 +558,8 @@ def old_optimizers_removed(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` keeps 2 optimizers; if the measured block makes them, remove them "
-    "from `advice_table.KEEP` before it ends; if not, take a step before measuring, because an "
+    "`advice_table.KEEP` keeps 2 optimizers; if the measured block creates them, remove them from "
+    "`advice_table.KEEP` before the block ends; otherwise take a step before measuring, because an "
     "optimizer allocates its state in its first step"
 )
 def optimizers(cka_memory):
@@ -590,7 +590,7 @@ def optimizers_that_have_stepped(cka_memory):
             optimizer.step()
 
 
-@advice("`advice_table.KEEP` grows in every batch; empty it, or bound its length", limit=FLAT)
+@advice("`advice_table.KEEP` grows in every batch; empty it, or limit its length", limit=FLAT)
 def outputs(cka_memory):
     with cka_memory.measure() as region:
         for _ in region.batches(range(8)):
@@ -614,9 +614,10 @@ def outputs_bounded(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; the autograd "
-    "graph of another tensor keeps each of these tensors; keep a number computed from that other "
-    "tensor, such as its mean().item(), because its detach() would free only the graph",
+    "`advice_table.KEEP` grows in every batch; empty it, or limit its length; the autograd graph "
+    "of another tensor keeps each of these tensors; keep a number computed from that other "
+    "tensor, such as its mean().item(); its detach() would free the graph, but not that other "
+    "tensor",
     limit=FLAT,
 )
 def outputs_with_graphs(cka_memory):
@@ -653,9 +654,9 @@ def outputs_as_numbers(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; each tensor "
-    "keeps its autograd graph alive and uses only part of its storage; keeping detach().clone() "
-    "instead frees only the graph and the rest of the storage",
+    "`advice_table.KEEP` grows in every batch; empty it, or limit its length; each tensor keeps "
+    "its autograd graph alive and uses only part of its storage; keeping detach().clone() instead "
+    "frees the graph and the unused part of the storage, but not the part that the tensor uses",
     limit=FLAT,
 )
 def parts_of_outputs(cka_memory):
@@ -684,9 +685,10 @@ def parts_of_outputs_bounded(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; each tensor "
-    "uses only part of its storage but keeps all of it alive, as views and the results of some "
-    "losses do; keeping a clone() instead frees only the rest of the storage",
+    "`advice_table.KEEP` grows in every batch; empty it, or limit its length; each tensor uses "
+    "only part of its storage but keeps all of it alive, as views and the results of some losses "
+    "do; keeping a clone() instead frees the unused part of the storage, but not the part that "
+    "the tensor uses",
     limit=FLAT,
 )
 def views(cka_memory):
@@ -714,7 +716,7 @@ def views_bounded(cka_memory):
 @advice(
     "remove each tensor from the object that references it; each tensor uses only part of its "
     "storage but keeps all of it alive, as views and the results of some losses do; keeping a "
-    "clone() instead frees only the rest of the storage",
+    "clone() instead frees the unused part of the storage, but not the part that the tensor uses",
     limit=FLAT,
 )
 def linked_views(cka_memory):
@@ -734,9 +736,9 @@ def linked_views_removed(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` grows in every batch; empty it, or bound its length; keep "
-    "what you need of the autograd node, such as its name(), instead of the node (a "
-    "grad_fn, or the ctx of a Function), which keeps tensors alive",
+    "`advice_table.KEEP` grows in every batch; empty it, or limit its length; keep what you need "
+    "of the autograd node, such as its name(), instead of the node (a grad_fn, or the ctx of a "
+    "Function), which keeps tensors alive",
     limit=FLAT,
 )
 def nodes_of_graphs(cka_memory):
@@ -854,8 +856,8 @@ def local_tensor_of_a_function(cka_memory):
 
 
 @advice(
-    "`batch` is a local variable of local_object; if the measured block makes it, write `del "
-    "batch` there; otherwise do not store the tensor in it"
+    "`batch` is a local variable of local_object; if the measured block creates it, write `del "
+    "batch` at the end of the block; otherwise do not store the tensor in it"
 )
 def local_object(cka_memory):
     batch = {}

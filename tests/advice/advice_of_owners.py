@@ -82,8 +82,8 @@ def saved_module():
 
 
 @advice(
-    "delete the module of TorchScript; it keeps the debug information of the file that "
-    "torch.jit.load has read",
+    "delete the ScriptModule; it keeps the debug information of the file that torch.jit.load has "
+    "read",
     devices=(CPU,),
     skip=NATIVE,
 )
@@ -354,8 +354,8 @@ class Using:
 
 
 @advice(
-    "delete the entry from this dict, which C++ code keeps (such as grad_fn.metadata of an "
-    "autograd node); an entry that references the tensor that the node computed keeps the whole "
+    "delete the entry from this dict (such as grad_fn.metadata of an autograd node), which C++ "
+    "code keeps alive; an entry that references the tensor computed by the node keeps the whole "
     "graph alive",
     skip=NATIVE,
 )
@@ -501,8 +501,8 @@ def masked(device):
 
 
 @advice(
-    "delete the tensor that this autograd graph computed (e.g. the loss), or compute it in "
-    "torch.no_grad(); C++ holds the graph, no Python variable does",
+    "delete the tensor whose autograd graph this is (e.g. the loss), or compute it in "
+    "torch.no_grad(); C++ code holds the graph, not a Python variable",
     skip=NATIVE,
 )
 def graph_of_c_code(cka_memory):
@@ -545,9 +545,9 @@ def memory_of_a_graph(cka_memory):
 
 
 @advice(
-    "delete the last graph of the private pool, or the MemPool (until then the pool keeps its "
-    "reserve); capture graphs that never run at once into one pool; call torch.compiler.reset() "
-    "if torch.compile has captured the graphs",
+    "delete every graph of the private pool, or the MemPool (until then the pool keeps its "
+    "reserved memory); let graphs that never run at the same time share one pool; call "
+    "torch.compiler.reset() if torch.compile has captured the graphs",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(30),
 )

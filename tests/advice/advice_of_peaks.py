@@ -23,8 +23,8 @@ def network_on(device):
 
 
 @advice(
-    "if no backward pass follows, compute it in torch.no_grad(); an autograd graph keeps "
-    "it for a backward pass, but no backward pass that frees it was seen",
+    "if no backward pass follows, compute it in torch.no_grad(); an autograd graph keeps it for a "
+    "backward pass, but no backward pass has freed it",
     limit=pytest.mark.max_peak_mb(1.5),
     skip=NATIVE,
 )
@@ -336,8 +336,8 @@ def python_objects(cka_memory):
 
 
 @advice(
-    "limit the peak with max_peak_mb, which names the lines that allocate most; torch's "
-    "tensors used this memory, and are freed now",
+    "limit the peak with max_peak_mb, which names the lines that allocate most; tensors "
+    "used this memory and have been freed since",
     devices=(CPU,),
     limit=pytest.mark.max_process_mb(40),
     skip=LINUX or NATIVE,
@@ -389,9 +389,9 @@ def read_by_workers(cka_memory, data, size):
 
 @advice(
     "the workers keep more memory with every item; look in the data set, its transforms and "
-    "collate_fn for a list, dict or cache that grows with each item, and bound its length. With "
-    "num_workers=0 the test measures the same code in this process, in which no_cycles finds "
-    "reference cycles too",
+    "collate_fn for a list, dict or cache that grows with each item, and limit its length. With "
+    "num_workers=0 the test measures the same code in this process, where the marker no_cycles "
+    "finds reference cycles too",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("256 KiB"),
     skip=LINUX or NATIVE,
@@ -460,8 +460,8 @@ STEPS = 200
 
 @advice(
     "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) keeps nodes of every "
-    "batch; they take host memory that is not in tensors; compute it from a detach() of its last "
-    "value, or in torch.no_grad()",
+    "batch; they take host memory that is not in tensors; compute each new value from a detach() "
+    "of the previous one, or in torch.no_grad()",
     devices=(CPU,),
     limit=pytest.mark.flat_process_per_batch("64 KiB"),
     skip=LINUX or NATIVE,

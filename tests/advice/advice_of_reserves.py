@@ -88,8 +88,8 @@ def cache_emptied_after_each_stream(cka_memory):
 
 
 @advice(
-    "allocate the tensors that stay first, and after them those that are freed, so that they do "
-    "not lie side by side; to see which settings of the allocator help, run python -m "
+    "allocate the tensors that stay before those that are freed, so that the two kinds do not "
+    "alternate in memory; to see which settings of the allocator help, run python -m "
     "pytest_cka_memory replay on a snapshot",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(450),
@@ -148,8 +148,7 @@ def growing_requests_with_an_empty_cache(cka_memory):
 
 
 @advice(
-    "call torch.cuda.empty_cache() to release what is free; the free memory was in use at another "
-    "moment",
+    "call torch.cuda.empty_cache() to release the free memory; it was in use at another moment",
     devices=(CARD,),
     limit=pytest.mark.max_reserved_mb(140),
 )

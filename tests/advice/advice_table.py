@@ -60,15 +60,15 @@ COMMANDS = {
     "run nvidia-smi to see the processes that use the card; this is memory of the CUDA "
     "context, NCCL, other libraries or other processes": "the emulated device has no other "
     "processes",
-    "to find the reason, call region.batch_done() while the reserve is high, on a device "
-    "that has snapshots; the allocator reserved more than was in use at once, perhaps "
+    "to find the reason, call region.batch_done() while the reserved memory is high, on a device "
+    "that supports memory snapshots; the allocator reserved more than was in use at once, perhaps "
     "because free blocks were too small for the requests": "each device here has one",
     "synchronize before these blocks are needed again, or allocate them on the stream that "
     "uses them; blocks that were used on another stream (record_stream) wait for that "
     "stream": ("the emulated device finishes all work at once"),
-    "set num_workers=0, so that the test measures the same code in this process, which "
-    "grows only if the data set keeps something; the workers grow, but this system does "
-    "not count the pages that they copy": ("Linux counts it"),
+    "set num_workers=0, so that the test measures the same code in this process, which grows only "
+    "if the data set keeps something; the workers grow, but this operating system does not report "
+    "how much of that is copies of memory shared with this process": ("Linux counts it"),
 }
 """Hints that are a command, which no program of this table prints -> why."""
 RETAINED = pytest.mark.zero_retention

@@ -175,7 +175,7 @@ def test_small_batch_of_a_generator_is_left_out_with_a_warning():
     """The batch before a generator's small one is gone, so the small batch is left out."""
     with pytest.warns(
         CKAWarning,
-        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
+        match="fewer than 4 samples are left out; their numbers of samples: 3",
     ):
         result = CKA(mlp()).compare(iter(batches_of(8, 8, 3)), progress=False)
     assert (result.samples, result.batches) == (16, 2)
@@ -187,7 +187,7 @@ def test_small_batch_of_another_shape_is_left_out_with_a_warning():
     long, short = torch.randn(8, 5, 6), torch.randn(3, 4, 6)
     with pytest.warns(
         CKAWarning,
-        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
+        match="fewer than 4 samples are left out; their numbers of samples: 3",
     ):
         result = CKA(mlp()).compare([long, short], progress=False)
     assert (result.samples, result.batches) == (8, 1)
@@ -203,7 +203,7 @@ def test_small_batch_is_left_out_if_only_outputs_show_its_size():
     cka = CKA(mlp(), feed=feed, device="cpu")
     with pytest.warns(
         CKAWarning,
-        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
+        match="fewer than 4 samples are left out; their numbers of samples: 3",
     ):
         result = cka.compare(iter(["eight by", "six"]), progress=False)
     assert (result.samples, result.batches) == (8, 1)

@@ -113,9 +113,7 @@ def test_warnings_name_each_layer_once():
     texts = [str(one.message) for one in caught]
     assert len(texts) == 2
     assert sum("same for every sample: constant" in text for text in texts) == 1
-    assert (
-        sum("are left out; numbers of samples in these batches: 2" in text for text in texts) == 1
-    )
+    assert sum("are left out; their numbers of samples: 2" in text for text in texts) == 1
     assert {one.filename for one in caught} == {__file__}
 
 

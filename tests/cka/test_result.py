@@ -255,7 +255,8 @@ def test_added_results_are_those_of_all_batches(tmp_path):
         whole[:, :2] + whole
     exact = CKA(mlp(), estimator="exact", device="cpu").compare(batches, progress=False)
     with pytest.raises(
-        InputError, match="contain their sums, because of estimator='exact' or an incomplete"
+        InputError,
+        match="contain their sums over batches, because of estimator='exact' or an incomplete",
     ):
         exact + exact
 

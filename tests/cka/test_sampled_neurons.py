@@ -126,7 +126,7 @@ def test_layer_compared_with_itself_is_one():
 def test_one_feature_has_no_value():
     """A side with one feature has no pair of features, so CKA is NaN and a warning says why."""
     x, y = batches_of(16, 16)
-    with pytest.warns(CKAWarning, match="too few for estimator='sampled_neurons'"):
+    with pytest.warns(CKAWarning, match="too few features for estimator='sampled_neurons'"):
         assert cka_from_features(x[:, :1], y, estimator="sampled_neurons").isnan()
     model = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Linear(1, 3))
     with pytest.warns(CKAWarning, match=r"too few features .*: 0$"):

@@ -84,8 +84,9 @@ def test_tokens_of_two_inputs_that_cannot_be_told_apart_are_an_error():
     batch, real = two_texts()
     masks = {"one": lambda _: real, "other": lambda _: real}
     message = (
-        r"whether the output of 'first', of shape .*, has the tokens of input 'one' or 'other'\. "
-        r"To find out, .*this failed \(RuntimeError: .*Write mask=None, or pass the mask of only"
+        r"whether an axis of the output of 'first', of shape .*, holds the tokens of input 'one' "
+        r"or 'other'\. To find out, .*this failed \(RuntimeError: .*Write mask=None, or pass the "
+        r"mask of only"
     )
     with pytest.raises(InputError, match=message):
         compared(TwoFixedTexts(), [batch], pooling="mean", mask=masks)
@@ -253,7 +254,7 @@ def test_lists_of_samples_are_not_joined():
     settings = {"feed": lambda model, batch: model(batch), "model1_layers": "pooled"}
     with pytest.warns(
         CKAWarning,
-        match="fewer than 4 samples are left out; numbers of samples in these batches: 3",
+        match="fewer than 4 samples are left out; their numbers of samples: 3",
     ):
         result = compared(OnLists(), [images(), images()[:3]], samples=len, **settings)
     assert (result.samples, result.batches) == (8, 1)

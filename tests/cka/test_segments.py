@@ -62,7 +62,7 @@ def test_related_models_are_similar_in_spite_of_their_tokenizers():
 @pytest.mark.parametrize(
     ("x", "offsets", "message"),
     [
-        (torch.zeros(2, 3), torch.zeros(2, 3, 2), r"must be \(n, t, d\) and offsets"),
+        (torch.zeros(2, 3), torch.zeros(2, 3, 2), r"must have shape \(n, t, d\) and offsets"),
         (torch.zeros(1, 3, 4), torch.zeros(1, 2, 2), r"got \(1, 3, 4\) and \(1, 2, 2\)"),
         (torch.zeros(2, 3, 4), torch.zeros(2, 3, 2), "got 2 and 1 texts; pass"),
         (torch.zeros(1, 3, 4), torch.zeros(1, 3, 2), "no token of one model ends at the same"),

@@ -176,7 +176,7 @@ def test_several_stored_models_are_compared_in_one_pass(tmp_path, pairs):
     stored["b"] = stored["b"].folder
     with pytest.warns(
         CKAWarning,
-        match="fewer than 4 samples are left out; numbers of samples in these batches: 2",
+        match="fewer than 4 samples are left out; their numbers of samples: 2",
     ):
         found = compare_many(stored, pairs=pairs, null=9)
     assert list(found) == list(expected)

@@ -100,7 +100,7 @@ def test_estimate_reads_as_a_screenful() -> None:
     found = Estimate("train.py:step", {"batch": 8}, "a10", 23 * 2**30, 2**30, 2**31, True,
                      {"activations": 2**30})  # fmt: skip
     assert str(found).splitlines() == [
-        "train.py:step(batch=8) on an emulated NVIDIA A10: fits, 21,504.0 MB head room",
+        "train.py:step(batch=8) on an emulated NVIDIA A10: fits, 21,504.0 MB headroom",
         "  peak      1,024.0 MB",
         "  reserved  2,048.0 MB of 23,552.0 MB",
         "    activations     1,024.0 MB",

@@ -105,7 +105,7 @@ def test_torch_that_was_asked_for_devices_before_is_refused(python):
     first, message, *rest = python("-c", ASKED, forked=True).stdout.splitlines()
     assert first == "False"
     assert message.startswith("it is too late to load the emulated CUDA device: this process has")
-    assert "move calls of torch.cuda.is_available()" in message
+    assert "move calls to torch.cuda.is_available()" in message
     assert rest == ["False None 6.0"]
 
 
@@ -310,8 +310,9 @@ def test_process_that_uses_another_driver_is_refused(of_driver, driver, library)
     assert line == (
         f"{library} TooLateError it is too late to load the emulated CUDA device: it replaces "
         f"NVIDIA's driver, but this process already uses {driver / library}; load the emulated "
-        "device first, and move calls of torch.cuda.is_available(), torch.cuda.device_count() and "
-        "torch.accelerator from the top of conftest.py, plugins and modules into functions\n"
+        "device before any code asks torch for devices, and move calls to "
+        "torch.cuda.is_available(), torch.cuda.device_count() and torch.accelerator from the top "
+        "level of conftest.py, plugins and modules into functions\n"
     ), of_driver.stderr
 
 

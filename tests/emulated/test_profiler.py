@@ -84,7 +84,7 @@ def test_trace_has_the_bytes_of_copies_and_the_calls_of_the_runtime(profiled):
 
 def test_table_and_trace_say_that_times_are_not_a_cards(profiled):
     """The table and the trace have a line that says what the times are."""
-    label = "emulated: no device times are known (those shown are of calls on the host)"
+    label = "emulated: device times are not known (the times shown are those of calls on the host)"
     assert profiled["label"] == label
     assert profiled["table"].endswith(f"{label}\n")
 

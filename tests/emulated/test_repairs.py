@@ -175,7 +175,7 @@ def test_sharded_copy_is_proven_on_as_many_ranks(
     of_peak, of_numbers = proof_lines(session, found)
     subject = f"proven: {name}: each of 2 ranks of the copy has the peak"
     assert of_peak == f"{subject} {format_exact(peak)}"
-    assert of_numbers.startswith("numbers: equal, bit for bit (28 losses, gradients and results")
+    assert of_numbers.startswith("results: equal, bit for bit (28 losses, gradients and results")
 
 
 def test_models_that_draw_nothing_are_split(python: Run, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_models_that_draw_nothing_are_split(python: Run, tmp_path: Path) -> None
     for name, text in (("plain", MODEL), ("noisy", noisy)):
         numbers = _trials(python, _written(tmp_path / name, text), 1)["numbers"]
         found[name] = numbers["2 micro-batches"]  # type: ignore[index]
-    drawn = "changes the numbers: each part draws random numbers of its own"
+    drawn = "changes the results: each part draws random numbers of its own"
     assert found == {"plain": "last digits differ", "noisy": drawn}
 
 
@@ -218,7 +218,7 @@ def test_optimizer_states_of_few_bits(python: Run, tmp_path: Path, bits: int) ->
     ((peak, text),) = found["found"].values()  # type: ignore[attr-defined]
     assert peak < found["base"]
     numbers = found["numbers"][name]  # type: ignore[index]
-    assert numbers == f"changes the numbers: optimizer states of {bits} bits"
+    assert numbers == f"changes the results: optimizer states of {bits} bits"
     ran = python("-c", RUN, _written(tmp_path / "patched", text), forked=True)
     assert ran.returncode == 0, ran.stderr
     assert int(ran.stdout) == peak

@@ -69,7 +69,10 @@ def test_auto_never_emulates_a_device(python):
     first, message, last = python("-c", REFUSED, forked=True).stdout.splitlines()
     assert first == "cpu cpu False"
     assert message.startswith("device 'emulate:cuda' is not available: it is too late to load the ")
-    assert "; load the emulated device first, and move calls of torch.cuda.is_avail" in message
+    assert (
+        "; load the emulated device before any code asks torch for devices, and move calls to "
+        "torch.cuda.is_avail"
+    ) in message
     assert last == "True False"
 
 

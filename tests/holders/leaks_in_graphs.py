@@ -12,7 +12,7 @@ GRAPHS: Table = []
 SHOWS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # not in torch 2.9
 PACKED = "_raw_saved_result.data" if SHOWS_SAVED else "_saved_result"
 HOOK = "remove the hook with handle.remove()"
-ATTRIBUTE = "keep the tensor's detach() in the object instead"
+ATTRIBUTE = "store tensor.detach() in the object instead of the tensor"
 
 
 def weight() -> nn.Parameter:

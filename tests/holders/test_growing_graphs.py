@@ -68,7 +68,7 @@ def test_state_that_is_no_number_is_to_be_detached() -> None:
         STATE["h"] = STATE.get("h", torch.zeros(4, 8)) + model(torch.ones(4, 8))
 
     assert str(found_after(step)).endswith(
-        "compute it from a detach() of its last value, or in torch.no_grad()"
+        "compute each new value from a detach() of the previous one, or in torch.no_grad()"
     )
 
 

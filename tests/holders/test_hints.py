@@ -29,7 +29,7 @@ LOCAL = (
     "the block into a function"
 )
 
-GROWS = "`{}` grows in every batch; empty it, or bound its length"
+GROWS = "`{}` grows in every batch; empty it, or limit its length"
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,8 @@ def test_locals_of_a_test_are_to_be_deleted() -> None:
     assert found["ids"] == LOCAL.format("ids", function)
     assert found["output"] == LOCAL.format("output", function)
     assert found["losses[0]"] == (
-        f"`losses` is a local variable of {function}; if the measured block makes it, write `del "
-        "losses` there; otherwise do not store the tensor in it"
+        f"`losses` is a local variable of {function}; if the measured block creates it, write `del "
+        "losses` at the end of the block; otherwise do not store the tensor in it"
     )
     graph = [path for path in found if path.startswith("output.grad_fn")]
     assert {found[path] for path in graph} == {found["output"]}
@@ -151,7 +151,7 @@ def test_only_the_number_of_a_loss_is_advised_because_detached_losses_still_grow
     assert grown
     for hint in (str(holding.hint) for holding in grown):
         assert "item()" in hint
-        assert not re.search(r"detach\(\)|clone\(\)|bound its length", hint)
+        assert not re.search(r"detach\(\)|clone\(\)|limit its length", hint)
         assert ("larger storage" in hint) is (way == "detached")
 
 
@@ -174,7 +174,7 @@ def test_list_of_a_closure_that_grows_is_named_by_its_variable(detached: bool) -
     KEEP.append(log)
     grown, _ = growth(lambda _: log((WEIGHT * 2).detach() if detached else WEIGHT * 2))
     assert str(grown[0].hint).startswith("`history`, a variable of the closure `")
-    assert "grows in every batch; empty it, or bound its length" in str(grown[0].hint)
+    assert "grows in every batch; empty it, or limit its length" in str(grown[0].hint)
     assert "detach()" not in str(grown[0].hint)  # it would keep the same bytes
 
 
@@ -234,7 +234,7 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
     with MemoryProbe("cpu").measure() as region:
         KEEP.extend((optimizer_that_has_stepped(), optimizer_that_has_stepped()))
     assert (
-        "`planted.KEEP` keeps 2 optimizers; if the measured block makes them, remove them from "
+        "`planted.KEEP` keeps 2 optimizers; if the measured block creates them, remove them from "
         in str(region.retained[0].hint)
     )
     optimizer = torch.optim.Adam([WEIGHT])
@@ -293,7 +293,11 @@ class LateExplainer(GrowthExplainer):
 
 SUMS = {
     "sum": (square_sum, backward_each, "if backward() is called on the sum, call it on the loss"),
-    "reduce": (recurrence, detached_recurrence, "compute it from a detach() of its last value"),
+    "reduce": (
+        recurrence,
+        detached_recurrence,
+        "compute each new value from a detach() of the previous one",
+    ),
 }
 
 

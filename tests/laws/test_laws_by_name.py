@@ -318,14 +318,14 @@ def test_file_that_asks_for_its_own_law_starts_no_further_process(
     """Otherwise each process would start another one."""
     path = tmp_path / "own.py"
     path.write_text(CALLS_ITSELF)
-    with pytest.raises(RegionError, match="write the call under if __name__ == '__main__'"):
+    with pytest.raises(RegionError, match="put the call under if __name__ == '__main__'"):
         pytest_cka_memory.law(f"{path}:step", batch=(1, 2, 4))
 
 
 def test_name_is_refused_in_the_process_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable that marks it."""
     monkeypatch.setenv(MARK, "1")
-    with pytest.raises(RegionError, match=r"law\('train.py:step'\) was called while the file"):
+    with pytest.raises(RegionError, match=r"law\('train.py:step'\) was called again by the"):
         target_of("train.py:step", None, None)
 
 

@@ -134,9 +134,9 @@ def test_memory_of_other_libraries_counts(probe: MemoryProbe) -> None:
         (
             {"n": (3,)},
             ValueError,
-            r"n=\(3,\) does not contain at least two different whole numbers",
+            r"n=\(3,\) must contain at least two different whole numbers",
         ),
-        ({"n": (0, 1)}, ValueError, "two different whole numbers of at least 1"),
+        ({"n": (0, 1)}, ValueError, "two different whole numbers, each at least 1"),
         ({"n": (1, 2.5)}, ValueError, "at least two different whole numbers"),
         ({"m": (1, 2)}, TypeError, "the step has no parameter 'm'; it takes n"),
         ({"n": (1, 2), "law_of": "beauty"}, ValueError, "write one of 'peak', 'retained'"),

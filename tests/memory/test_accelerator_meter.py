@@ -221,7 +221,7 @@ class TestWithoutCounters:
         meter = meter_for("mps")
         _accelerator_meter.cache_clear()
         assert isinstance(meter, TensorMeter)
-        assert meter.notes[0].endswith(" cannot reset the peak of mps:0")
+        assert " cannot reset the peak memory statistics of mps:0; use another" in meter.notes[0]
 
     def test_running_kernels_end_before_a_region_begins(self, allocator: Allocator) -> None:
         """A region begins after running kernels have ended,
@@ -345,9 +345,7 @@ def test_device_index_beyond_the_device_count_is_refused(monkeypatch: pytest.Mon
     found = torch.device("cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    with pytest.raises(
-        DeviceError, match="device 'cuda:2' is not available: torch found 2, counted"
-    ):
+    with pytest.raises(DeviceError, match="device 'cuda:2' is not available: torch found 2 device"):
         meter_for("cuda:2")
 
 

@@ -82,7 +82,7 @@ def test_new_region_adds_one_line_and_changes_no_other() -> None:
 REGION = GOOD.splitlines()[2][2:]
 BYTES = "expected a whole number"
 WRONG = {
-    "empty": ("", "line 1: the file is not a baseline file, which begins with"),
+    "empty": ("", "line 1: the file is not a baseline file; such a file begins with"),
     "a report": (
         '{\n "schema": "pytest-cka-memory/1"\n}',
         "line 1: the file is not a baseline file",
@@ -101,7 +101,7 @@ WRONG = {
     "cut off within a region": (GOOD[:-30], "line 3: not valid JSON: "),
     "comma lost": (
         GOOD.replace("\n, ", "\n  "),
-        "line 2: not valid JSON: ',' or the last ']' must follow",
+        "line 2: not valid JSON: expected ',' or the last ']' here",
     ),
     "comma too many": (GOOD.replace("}\n]", "},\n]"), "line 4: not valid JSON: Expecting value"),
     "two files": (GOOD + GOOD, "line 5: text after the last ']'"),
@@ -120,7 +120,10 @@ WRONG = {
     ),
     "nested": (GOOD.replace("4096", "[" * 100_000, 1), "line 2: nested too deeply"),
     "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: the file is not a baseline file"),
-    "huge number": (GOOD.replace("4096", "9" * 5000, 1), "line 2: 999999999999... is not a number"),
+    "huge number": (
+        GOOD.replace("4096", "9" * 5000, 1),
+        "line 2: 999999999999... has too many digits",
+    ),
     "too many bytes": (GOOD.replace("4096", str(2**63 + 1), 1), f"; {BYTES}"),
     "negative": (
         GOOD.replace("4096", "-1", 1),

@@ -43,7 +43,7 @@ def test_missing_memory_is_read_from_the_message_of_torch(message, expected):
 
 
 def test_use_of_a_test_is_the_highest_of_its_regions():
-    """Peak and reserve of several regions are their maxima; head room is what is left."""
+    """Peak and reserve of several regions are their maxima; headroom is what is left."""
     regions = [region("t.py::test", 30, 40, "a"), region("t.py::test", 20, 60, "b")]
     (found,) = uses_of("t4", 100 * MB, regions, {}, {})
     assert (found.result, found.peak_bytes, found.reserved_bytes) == ("fits", 30 * MB, 60 * MB)
@@ -89,7 +89,7 @@ def test_table_has_a_row_for_each_test_and_card():
     assert cards.as_markdown(uses).splitlines()[:-1] == [
         "### Memory on emulated cards: t4: 1 of 3 fit, a10: all 3 fit",
         "",
-        "| test | card | result | peak | reserved | head room |",
+        "| test | card | result | peak | reserved | headroom |",
         "| :--- | :--- | :--- | ---: | ---: | ---: |",
         "| `t.py::test_a` | t4 | fits | 60.00 | 60.00 | 40.00 |",
         "| `t.py::test_a` | a10 | fits | 60.00 | 60.00 | 140.00 |",
@@ -109,13 +109,13 @@ def test_largest_sizes_have_a_column_if_a_test_has_found_one():
     uses = uses_of("t4", 100 * MB, regions, {}, {"t.py::test_a": [169, 8]})
     lines = cards.as_markdown(uses).splitlines()
     assert lines[2:6] == [
-        "| test | card | result | peak | reserved | head room | largest |",
+        "| test | card | result | peak | reserved | headroom | largest |",
         "| :--- | :--- | :--- | ---: | ---: | ---: | ---: |",
         "| `t.py::test_a` | t4 | fits | 30.00 | 40.00 | 60.00 | 169, 8 |",
         "| `t.py::test_b` | t4 | fits | 1.00 | 2.00 | 98.00 | - |",
     ]
     assert lines[-1].endswith(
-        "largest: the largest size with which cka_memory.largest fitted the card."
+        "largest: the largest size that cka_memory.largest found to fit on the card."
     )
     assert "<td data-label='Largest'>169, 8</td>" in cards.as_html(uses)
     assert "largest" not in cards.as_markdown([use("t", "t4", 100, 60)])
@@ -160,7 +160,7 @@ def test_page_has_a_row_for_each_test_and_card():
     rows = [line for line in page.splitlines() if line.startswith("<tr><td")]
     assert [row.count("t.py::test_a") for row in rows] == [1, 1, 0]
     assert "<i style='width:30.00%'></i><i class='base' style='width:10.00%'></i>" in rows[0]
-    assert "<td data-label='Head room'>60.00</td>" in rows[0]
+    assert "<td data-label='Headroom'>60.00</td>" in rows[0]
     assert "<i style='width:25.00%'></i><i class='base' style='width:0.00%'></i>" in rows[1]
     assert "does not fit</span> at least 20.00 MB missing" in rows[2]
     assert "class='bar'" not in rows[2]

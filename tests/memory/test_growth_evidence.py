@@ -186,7 +186,9 @@ def shares_of() -> Iterator[tuple[RegionRecord, str, str]]:
     yield record(at_peak=(made, early)), "peak_bytes", "explains 100 of 100 B"
     yield record(at_peak=(made, early)), "peak_increase_bytes", "explains 100 of 100 B"
     reserve = {"reserved_start_bytes": 0, "reserved_peak_bytes": 200}
-    said = "no tensor used the rest at the peak: the allocator keeps it for later"
+    said = (
+        "no tensor used the rest at the peak: the allocator keeps it reserved for later allocations"
+    )
     found = record(at_peak=(made, early), **reserve)
     yield found, "reserved_increase_bytes", f"explains 60 of 200 B; {said}"
     yield record(at_peak=(made,)), "no_such_figure", ""

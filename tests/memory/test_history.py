@@ -98,7 +98,7 @@ WRONG = {
         "the file has an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of",
     ),
     "merge on Windows": ("=======\r", "the file has an unresolved merge conflict ('=======')"),
-    "nested": ("[" * 100_000, "the line has values that no session has"),
+    "nested": ("[" * 100_000, "the line has values that no session writes"),
 }
 
 

@@ -57,8 +57,8 @@ def test_limit_on_the_process_needs_psutil(monkeypatch: pytest.MonkeyPatch, mark
     with pytest.raises(LimitError) as refused:
         limit_from_marker(marker, (1,), {})
     assert str(refused.value) == (
-        f"{marker}(1): memory of the process needs psutil, which is not installed; run pip "
-        "install 'pytest-cka-memory[process]'"
+        f"{marker}(1): measuring the memory of the process needs psutil, which is not installed; "
+        "run pip install 'pytest-cka-memory[process]'"
     )
 
 
@@ -146,7 +146,7 @@ def test_growth_of_an_unknown_level_is_refused(of: object, instead: str) -> None
     with pytest.raises(LimitError) as refused:
         limit_from_marker("flat_per_batch", (), {"of": of})
     problem = str(refused.value)
-    assert problem.startswith(f"flat_per_batch(of={of!r}): of={of!r} is not a level")
+    assert problem.startswith(f"flat_per_batch(of={of!r}): of={of!r} is not a figure")
     assert problem.endswith(instead)
 
 

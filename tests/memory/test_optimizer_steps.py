@@ -386,7 +386,7 @@ def test_loop_over_it_is_refused(probe: MemoryProbe) -> None:
             raise AssertionError("there is nothing to loop over")
 
     with (
-        pytest.raises(TypeError, match="is not a loop; write 'with region"),
+        pytest.raises(TypeError, match="cannot be iterated over; write 'with region"),
         probe.measure() as region,
     ):
         loop(region.each_step())  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from pytest_cka_memory.meters.storage_meter import StorageMeter
 
 EXPECTED_NOTES = {
     "torch._C.DisableTorchFunction": "the user has enabled also see the calls",
-    "torch._C.DisableTorchFunctionSubclass": "of tensor subclasses also gets the calls",
+    "torch._C.DisableTorchFunctionSubclass": "of tensor subclasses also sees the calls",
     "torch.utils._mode_utils.no_dispatch": "may be counted twice",
     "torch._C._current_graph_task_id": "a backward pass on an accelerator",
     "torch._C._is_tracing": None,
@@ -36,17 +36,19 @@ EXPECTED_NOTES = {
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": None,
     "torch.UntypedStorage._share_fd_cpu_": "for worker processes) count as new",
     "torch.UntypedStorage._share_filename_cpu_": "for worker processes) count as new",
-    "torch.Tensor._backward_hooks": "any dict of a tensor for the dict of its hooks",
-    "torch.Tensor._post_accumulate_grad_hooks": "any dict of a tensor for the dict of its hooks",
-    "torch.Tensor._use_count": "reports do not verify that a reference",
-    "torch._C._storage_Use_Count": "reports do not count the users",
-    "torch._C._FunctionBase": "only garbage autograd Functions",
+    "torch.Tensor._backward_hooks": "any dict that a tensor references for the dict of its",
+    "torch.Tensor._post_accumulate_grad_hooks": (
+        "any dict that a tensor references for the dict of its"
+    ),
+    "torch.Tensor._use_count": "if C++ uses a tensor too",
+    "torch._C._storage_Use_Count": "if C++ uses a storage too",
+    "torch._C._FunctionBase": "only by autograd Functions that are garbage",
     "torch._C._autograd.SavedTensor": None,
     "torch._C._autograd.SavedTensor.data": None,
     "torch._C.ScriptFunction": None,
     "torch._C.ScriptList": None,
     "torch._C.ScriptDict": None,
-    "torch.autograd._get_sequence_nr": "if an autograd graph grows that keeps no tensors",
+    "torch.autograd._get_sequence_nr": "a growing autograd graph that keeps no tensors",
     "torch.autograd.graph._engine_run_backward": "no line of code for what a backward",
     "torch.jit._get_trace_graph": "torch.onnx may export wrong graphs",
 }

@@ -304,9 +304,10 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
             80, 0, f"{SEE}; the figure rose with the peak increase, 80.00 MB",
             id="peak-just-explains-it"),
         pytest.param(
-            79, 79, "to find the reason, call region.batch_done() while the reserve is high, on a "
-                "device that has snapshots; the allocator reserved more than was in use at "
-                "once, perhaps because free blocks were too small for the requests",
+            79, 79, "to find the reason, call region.batch_done() while the reserved memory is "
+                    "high, on a device that supports memory snapshots; the allocator reserved "
+                    "more than was in use at once, perhaps because free blocks were too small "
+                    "for the requests",
             id="the-rest-is-above-the-limit"),
     ],
 )  # fmt: skip

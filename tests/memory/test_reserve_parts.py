@@ -138,10 +138,10 @@ def test_blocks_without_addresses_are_numbered_from_their_segment():
         ([segment((WAITING, 90), (USED, 10))], "synchronize before these blocks"),
         (
             [segment((FREE, 90), pool=(0, 1)), segment((USED, 10))],
-            "delete the last graph of the",
+            "delete every graph of the",
         ),
         ([segment((FREE, 60), stream=3), segment((USED, 70))], "allocate on one stream, or"),
-        ([segment((USED, 2), (FREE, 60))], "allocate the tensors that stay first"),
+        ([segment((USED, 2), (FREE, 60))], "allocate the tensors that stay before those"),
         ([segment((FREE, 60)), segment((USED, 2))], "set PYTORCH_"),
         ([segment((USED, 95), (FREE, 5))], "raise the limit to leave room for one segment"),
         ([segment((USED, 95))], ""),

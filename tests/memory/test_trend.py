@@ -162,7 +162,7 @@ def test_trend_of_nothing_is_refused_and_one_session_has_none(
     path.touch()
     assert main(["trend", str(path)]) == UNUSABLE
     assert (
-        "it has no line of a session; run pytest with --cka-memory-hist" in capsys.readouterr().err
+        "it records no pytest session; run pytest with --cka-memory-hist" in capsys.readouterr().err
     )
     path.write_text(HISTORY[0].to_line(), "utf-8")
     assert main(["trend", str(path)]) == OK

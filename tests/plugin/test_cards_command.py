@@ -107,7 +107,7 @@ def test_page_of_a_card(cards, forked):
     assert status == OK
     assert out.startswith("<!DOCTYPE html>")
     assert out.endswith("</html>\n")
-    assert "<td data-label='Head room'>13373.4</td>" in out
+    assert "<td data-label='Headroom'>13373.4</td>" in out
 
 
 @pytest.mark.emulates

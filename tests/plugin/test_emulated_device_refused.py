@@ -26,7 +26,8 @@ def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeyp
     run.assert_refused(
         "--cka-memory-device: it is too late to load the emulated CUDA device: this process has "
         "already asked torch for CUDA devices",
-        "; load the emulated device first, and move calls of torch.cuda.is_available()",
+        "; load the emulated device before any code asks torch for devices, and move calls to "
+        "torch.cuda.is_available()",
         "into functions (torch was imported by plugin asks)",
     )
 

@@ -28,7 +28,7 @@ WRONG = {
     "flat_per_batch(0, 1, 2)": "flat_per_batch(0, 1, 2): wrong arguments",
     "flat_per_batch(tolerance=1)": "flat_per_batch(tolerance=1): wrong arguments",
     "zero_retention\n@pytest.mark.allow_no_allocations(False)": (
-        "allow_no_allocations(False): it takes no arguments; write @pytest.mark.allow_no"
+        "allow_no_allocations(False): this marker takes no arguments; write @pytest.mark.allow_no"
     ),
 }
 ONE_TEST_PER_WRONG_MARKER = "import pytest\n" + "".join(

@@ -33,7 +33,7 @@ def test_message_has_what_is_missing_and_the_head_room(scripted) -> None:
     (breach,) = run.region["breaches"]
     room = (CARDS["a10"].total_bytes - CARDS["t4"].total_bytes - 2**30) / 2**20
     assert "does not fit t4 of 14909.4 MB, 1024.00 MB missing; fits a10 of " in breach["message"]
-    assert f"{room:.2f} MB head room" in breach["message"]
+    assert f"{room:.2f} MB headroom" in breach["message"]
     assert breach["message"].endswith("This is an estimate from the peak on the measured device")
 
 
@@ -46,7 +46,7 @@ def test_card_that_fits_only_with_a_small_context_says_so(scripted) -> None:
     """Where less is left than the context took on such cards, "fits" has a condition."""
     run = scripted(SOURCE.format(cards='"t4", "h100"', size=H100 - CONTEXT_BYTES - 2**20))
     (breach,) = run.region["breaches"]
-    assert "1.00 MB head room, if 513.00 MB suffice for the CUDA context" in breach["message"]
+    assert "1.00 MB headroom, if 513.00 MB suffice for the CUDA context" in breach["message"]
     assert "675.84 MB to 808.96 MB were seen on such cards" in breach["message"]
 
 

@@ -102,7 +102,7 @@ def test_memory_that_is_free_in_pieces(run):
     assert "10880.0 MB are free in the reserve, in blocks of at most 16.00 MB: this is" in section
     assert "held by test_it.KEPT[0]" in section
     assert "inputs" not in section  # what was live at the peak is not the cause
-    assert "what to do: allocate the tensors that stay first" in section
+    assert "what to do: allocate the tensors that stay before those" in section
 
 
 def test_memory_that_is_free_in_a_pool(run):

@@ -243,7 +243,7 @@ def test_limit_without_psutil_is_a_usage_error(session, pytester, marker):
     )
     run = session(f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass", forked=True)
     run.assert_refused(
-        "memory of the process needs psutil, which is not installed; run pip install "
+        "measuring the memory of the process needs psutil, which is not installed; run pip install "
         "'pytest-cka-memory[process]'"
     )
 

@@ -186,13 +186,13 @@ def test_committed_baseline_is_judged_beside_a_relation(scripted):
     ("arguments", "problem"),
     [
         ("less_than=3", "less_than=3 is not the id of a pytest parameter"),
-        ('at_most="plain"', "at_most='plain' is not a factor and the id"),
-        ("at_most=0.5", "at_most=0.5 is not a factor"),
-        ('saves="1 MB"', "saves='1 MB' does not name the test to compare with"),
+        ('at_most="plain"', "at_most='plain' must be a factor and the id"),
+        ("at_most=0.5", "at_most=0.5 must be a factor"),
+        ('saves="1 MB"', "saves='1 MB' needs a test to compare with"),
         ('relative_to="plain", saves=3', "saves=3 is not a memory size"),
         (
             'less_than="plain", of="speed"',
-            "of='speed' is not a figure that two tests can be compared by",
+            "of='speed' is not a figure for comparing two tests",
         ),
         ('of="peak"', "of='peak' has no effect alone; also write less_than, at_most or"),
         ('less_than="absent"', "less_than='absent': no collected test of this function"),

@@ -93,12 +93,12 @@ def test_memory_of_a_graph_is_a_kind_at_the_peak(run):
 @pytest.mark.parametrize(
     ("begin", "advice"),
     [
-        ("test_planted_fragments", "allocate the tensors that stay first"),
+        ("test_planted_fragments", "allocate the tensors that stay before those"),
         ("test_planted_growing_requests", "set PYTORCH_ALLOC_CONF=expandable_segments:True, so"),
         ("test_planted_split_limit", "leave max_split_size_mb out of PYTORCH_ALLOC_CONF"),
         ("test_planted_new_streams", "allocate on one stream, or call torch.cuda.empty_cache()"),
-        ("test_planted_graphs", "delete the last graph of the private pool"),
-        ("test_planted_memory_pools", "delete the last graph of the private pool"),
+        ("test_planted_graphs", "delete every graph of the private pool"),
+        ("test_planted_memory_pools", "delete every graph of the private pool"),
     ],
 )
 def test_message_advises_on_the_planted_cause(run, begin, advice):

@@ -63,7 +63,7 @@ PROGRAM = """
             torch._C._cuda_emptyCache()
 """
 OPTIONS = ("--cka-memory-device=emulate:cuda:h100,values=off", "-p", "no:randomly")
-UNSEEN = "call region.batch_done() while the reserve is high, so that it can be explained"
+UNSEEN = "call region.batch_done() while the reserved memory is high, so that it can be explained"
 pytestmark = pytest.mark.emulates
 
 
@@ -116,4 +116,4 @@ def test_message_says_that_the_highest_moment_was_not_seen(run):
 def test_message_says_that_nothing_was_left_to_look_at(run):
     assert region_of(run, "test_emptied_unseen_wholly")["reserve"] == []
     text = text_of(run, "test_emptied_unseen_wholly")
-    assert "call region.batch_done() while the reserve is high, on a device" in text
+    assert "call region.batch_done() while the reserved memory is high, on a device" in text

@@ -1,4 +1,4 @@
-"""Steps in which a change that looks free changes the numbers. Each returns what it computed."""
+"""Steps in which a change that looks free changes the results. Each returns what it computed."""
 
 import copy
 import dataclasses

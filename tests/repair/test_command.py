@@ -57,7 +57,7 @@ def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixtu
     assert f"proven: {cheapest[1]}: the patched copy has the peak" in out
     assert "not proven" not in out
     assert "THEY DIFFER" not in out
-    assert re.search(r"^numbers: (equal, bit for bit|the last digits differ)", out, re.MULTILINE)
+    assert re.search(r"^results: (equal, bit for bit|the last digits differ)", out, re.MULTILINE)
     assert "as it is" in progress
     assert "_repaired" not in " ".join(path.name for path in folder.iterdir())
 

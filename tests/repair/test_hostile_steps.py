@@ -101,10 +101,10 @@ VERDICTS = {
     "train_tied": (STEPPING, "promised"),
     "make_weights_late": ("checkpoint every Lazy", "refused: its LazyLinear has a forward hook"),
     "compile_blocks": ("checkpoint", "not offered"),
-    "Contrast": ("2 micro-batches", f"numbers: changes the numbers: {DEPENDING}"),
-    "Centred": ("2 micro-batches", f"numbers: changes the numbers: {DEPENDING}"),
+    "Contrast": ("2 micro-batches", f"numbers: changes the results: {DEPENDING}"),
+    "Centred": ("2 micro-batches", f"numbers: changes the results: {DEPENDING}"),
     "Normalized": ("2 micro-batches", "refused: batch_norm computes its statistics"),
-    "Noisy": ("2 micro-batches", "numbers: changes the numbers: each part draws random numbers"),
+    "Noisy": ("2 micro-batches", "numbers: changes the results: each part draws random numbers"),
 }
 
 

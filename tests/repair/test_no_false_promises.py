@@ -118,7 +118,7 @@ def test_gradients_that_are_read_after_the_step_of_a_closure() -> None:
 
 BATCHES = {
     "normalize_batch": "refused: BatchNorm1d computes its statistics over the whole batch",
-    "drop_out": "numbers: changes the numbers: dropout draws other numbers",
+    "drop_out": "numbers: changes the results: dropout draws other numbers",
     "differentiate_twice": "refused: the step keeps a graph for another backward pass",
     "add_losses": f"numbers: {proof.NOT_A_MEAN}",
     "ignore_targets": f"numbers: {proof.IGNORED}",

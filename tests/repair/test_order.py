@@ -32,9 +32,9 @@ def trial(
 
 EXACT = trial("del logits", 75)
 ROUNDED = trial("cross-entropy in parts", 70, numbers=LAST_DIGITS, recomputes=True)
-AUTOCAST = trial("bfloat16 autocast", 40, numbers="changes the numbers: bfloat16")
+AUTOCAST = trial("bfloat16 autocast", 40, numbers="changes the results: bfloat16")
 WEIGHTS = trial(
-    "bfloat16 weights", 39, numbers="changes the numbers: bfloat16", rounds_updates=True
+    "bfloat16 weights", 39, numbers="changes the results: bfloat16", rounds_updates=True
 )
 ON_HOST = trial("on the host", 60, host_bytes=1)
 CHECKPOINT = trial("checkpoint", 50, flops=110, recomputes=True)
@@ -46,7 +46,7 @@ TOO_LARGE = trial("too large", 81)
 @pytest.mark.parametrize("order", [1, -1], ids=["forwards", "backwards"])
 def test_what_computes_nothing_again_and_keeps_the_numbers_comes_first(order: int) -> None:
     """Of changes without counted operations or copies the exact ones are first, then what rounds
-    differently, then what changes the numbers, and last what rounds each update of the weights;
+    differently, then what changes the results, and last what rounds each update of the weights;
     the peak decides after that.
     """
     wanted = [EXACT, CHEAP_CHECKPOINT, ROUNDED, AUTOCAST, WEIGHTS, ON_HOST, CHECKPOINT, UNCOUNTED]
@@ -59,11 +59,11 @@ def test_what_computes_nothing_again_and_keeps_the_numbers_comes_first(order: in
 def test_what_saves_hardly_more_is_not_worth_other_numbers(weights: float, lowest: Trial) -> None:
     """Below half a percent the cheaper change is the lowest, otherwise the lower peak."""
     scaled = [
-        trial("bfloat16 autocast", 40_000, numbers="changes the numbers: bfloat16"),
+        trial("bfloat16 autocast", 40_000, numbers="changes the results: bfloat16"),
         trial(
             "bfloat16 weights",
             int(weights * 1000),
-            numbers="changes the numbers: bfloat16",
+            numbers="changes the results: bfloat16",
             rounds_updates=True,
         ),
     ]

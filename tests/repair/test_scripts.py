@@ -133,7 +133,7 @@ def test_copy_of_a_script_finds_its_data_and_proves_the_numbers_with_fewer_rows(
     assert "not proven" not in out
     assert "the patched copy has the peak" in out
     assert "with batches of 4 instead of 32)" in out
-    assert "numbers not compared" not in out
+    assert "results not compared" not in out
 
 
 def test_what_follows_a_script_belongs_to_it(train: Path) -> None:
@@ -161,5 +161,5 @@ def test_evaluation_of_a_script_is_repaired_and_proven(
     assert "  +        with torch.no_grad():" in out
     assert "  -        losses.append(model(torch.ones(batch, WIDTH)).square().mean())" in out
     assert "proven: no_grad for Net in evaluate: the patched copy has the peak" in out
-    assert "numbers: equal, bit for bit" in out
+    assert "results: equal, bit for bit" in out
     assert "not proven" not in out

@@ -232,7 +232,7 @@ def test_beginning_that_no_card_has_is_refused(tmp_path, capsys):
     path = made.written(tmp_path, made.snapshot(events, [segment]))
     assert main(["replay", str(path)]) == UNUSABLE
     lines = capsys.readouterr().err.splitlines()
-    assert "it begins with more free memory than any card" in lines[-1]
+    assert "at its start more memory was reserved but unused than any card" in lines[-1]
 
 
 def test_size_below_a_context_is_refused(tmp_path, capsys):

@@ -376,8 +376,8 @@ class AllocatorStats:
             torch.accelerator.reset_peak_memory_stats(self._device)
         except _CANNOT as error:
             raise NoCountersError(
-                f"torch {torch.__version__} cannot reset the peak of {self._device}; use another "
-                "torch version, or measure on the CPU"
+                f"torch {torch.__version__} cannot reset the peak memory statistics of "
+                f"{self._device}; use another torch version, or measure on the CPU"
             ) from error
 
     def levels(self) -> Levels:

@@ -20,7 +20,8 @@ from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _NO_GPU = (
-    "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did",
+    "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, but no CUDA "
+    "kernel did",
     "the sizes of workspaces are not known for cuSPARSE, and for some operators of cuFFT and "
     "cuSOLVER; for cuDNN's recurrent layers they come from a formula fitted to measurements; for "
     "convolutions, cuDNN on a card may choose another plan",

@@ -292,11 +292,11 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
     if differing:
         numbers = differing
     elif observed.has_dropout:
-        numbers = "changes the numbers: dropout draws other numbers"
+        numbers = "changes the results: dropout draws other numbers"
     elif observed.draws:
-        numbers = "changes the numbers: each part draws random numbers of its own"
+        numbers = "changes the results: each part draws random numbers of its own"
     elif any(map(observed.mixing.concerns, sizes)):
-        numbers = "changes the numbers: rows of the batch depend on each other"
+        numbers = "changes the results: rows of the batch depend on each other"
     for count in _COUNTS:
         if all(size % count == 0 for size in sizes):
             decorator = f"in_micro_batches({count})"

@@ -314,7 +314,7 @@ def _neighbours(ranked: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
     yield from combinations(ranked, count)
 
 
-NUMBERS = "changes the numbers: gradients are means over the batches of all cards"
+NUMBERS = "changes the results: gradients are averaged over the batches of all cards"
 _ORDER_OF_SHARDS = 6
 
 

@@ -90,7 +90,7 @@ def edits_of_roots(
 
 
 _PRECISION = "precision"
-_BFLOAT16 = "changes the numbers: bfloat16"
+_BFLOAT16 = "changes the results: bfloat16"
 
 
 def offers_of_precision(observed: Observed) -> Iterator[Change | Refusal]:

@@ -192,7 +192,7 @@ def offers_of_low_bits(observed: Observed) -> Iterator[Change | Refusal]:
             f"torchao's {name}",
             "optimizer",
             functools.partial(_trying_low_bits, kind, name),
-            numbers=f"changes the numbers: optimizer states of {bits} bits",
+            numbers=f"changes the results: optimizer states of {bits} bits",
             edits=None if edit is None else (edit,),
             advice=f"use torchao.optim.{name} instead of {kind.__name__}",
             rounds_updates=True,
