@@ -345,6 +345,19 @@ def test_no_change_is_tried_for_a_peak_that_is_mostly_workspaces(
     assert ("pytest_cka_memory repair" in text) != are_most
 
 
+@pytest.mark.parametrize("limit", ["0 B", "1 B"])
+def test_advice_to_keep_a_smaller_tensor_says_if_the_limit_allows_none(
+    record: MakeRecord, limit: str
+) -> None:
+    """A clone of a part is smaller, but is a tensor too."""
+    kept = Holding(bytes=8, count=1, held_by="KEPT", hint="keep a clone() instead of the tensor")
+    limits = [limit_from_marker("max_retained_mb", (limit,), {})]
+    result = judge("t.py::t", record(retained_bytes=8, retained=(kept,)), limits)
+    text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
+    assert "what to do: keep a clone() instead of the tensor" in text
+    assert ("this limit allows no tensor at all to be kept" in text) == (limit == "0 B")
+
+
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:
     """The largest groups are listed, the rest is summed up; one without a holder says so."""
     sizes = [9, 8, 7, 6, 5, 4, 3]
