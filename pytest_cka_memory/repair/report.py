@@ -124,7 +124,8 @@ def recommended(repairs: Repairs) -> list[Trial]:
             return []
         fitting = repairs.fitting
         exact = [trial for trial in fitting if keeps_numbers(trial)]
-        recommended = [*exact[:1], *fitting[:1]]
+        surely = surely_fitting(repairs)
+        recommended = [*exact[:1], *fitting[:1], *([surely] if surely is not None else [])]
     else:
         singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
         exact = [trial for trial in singles if keeps_numbers(trial)]
@@ -141,6 +142,24 @@ def fits_as_it_is(repairs: Repairs) -> bool:
     """Whether the step fits the budget without a change."""
     figures, budget = repairs.as_it_is.figures, repairs.budget_bytes
     return budget is not None and figures is not None and figures.peak_bytes <= budget
+
+
+def surely_fitting(repairs: Repairs) -> Trial | None:
+    """Return the cheapest change that fits even if the allocator releases nothing that it reserved.
+
+    If possible, one that keeps the results. None if the cheapest that fits is such a change, or
+    there is none.
+    """
+    budget, fitting = repairs.budget_bytes, repairs.fitting
+    if budget is None or not fitting or _reserves_at_most(fitting[0], budget):
+        return None
+    surely = [trial for trial in fitting if _reserves_at_most(trial, budget)]
+    exact = [trial for trial in surely if keeps_numbers(trial)]
+    return next(iter([*exact, *surely]), None)
+
+
+def _reserves_at_most(trial: Trial, size: int) -> bool:
+    return trial.figures is None or (trial.figures.reserved_bytes or 0) <= size
 
 
 def _answer(repairs: Repairs) -> Iterator[str]:
@@ -163,6 +182,13 @@ def _answer(repairs: Repairs) -> Iterator[str]:
                 if exact
                 else "no change that keeps the results fits"
             )
+        surely = surely_fitting(repairs)
+        if surely is not None and surely.figures is not None:
+            reserved = format_with_unit(surely.figures.reserved_bytes or 0)
+            yield (
+                f"cheapest change whose reserved memory fits, too: {surely.name} "
+                f"({_sizes(surely)}, {reserved} reserved)"
+            )
     else:
         lowest = repairs.lowest
         everything = (
@@ -177,11 +203,10 @@ def _answer(repairs: Repairs) -> Iterator[str]:
 
 def _condition(trial: Trial, budget_bytes: int) -> Iterator[str]:
     """Say on what it depends that a trial fits, if it was run where there was more memory."""
-    reserved_bytes = None if trial.figures is None else trial.figures.reserved_bytes
-    if reserved_bytes is not None and reserved_bytes > budget_bytes:
+    if trial.figures is not None and not _reserves_at_most(trial, budget_bytes):
         yield (
             "  if the allocator can release enough memory; with more memory free, it reserved "
-            f"{format_with_unit(reserved_bytes)} here"
+            f"{format_with_unit(trial.figures.reserved_bytes or 0)} here"
         )
 
 

@@ -40,6 +40,17 @@ def three_before_the_peak():
     return total + float(fourth.sum())
 
 
+def assigned_in_the_last_line_of_a_block():
+    """A ``with`` block and the loop around it both assign a result that nothing uses."""
+    model = nn.Linear(64, SIZE // 64)
+    total = 0.0
+    for _ in range(3):
+        with torch.no_grad():
+            out, small = model(torch.ones(64, 64)), torch.ones(4)
+        total += float(small.sum())
+    return total
+
+
 def same_name_twice():
     """Two functions hold a tensor of one name after its last use."""
     first = torch.ones(SIZE * 4)

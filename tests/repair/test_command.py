@@ -107,6 +107,25 @@ def test_what_fits_depends_on_the_reserve_if_that_is_larger(
     assert (condition in text) is is_conditional
 
 
+def test_what_reserves_too_much_is_beside_what_fits_in_any_case() -> None:
+    """The cheapest change may not fit the card itself: then another one is written out, too."""
+    from pytest_cka_memory.repair.report import as_text, recommended
+    from pytest_cka_memory.repair.search import Repairs
+    from pytest_cka_memory.repair.trials import Change, Figures, Trial
+
+    found = Repairs(Trial((), Figures(9 * 2**20, 9 * 2**20)), budget_bytes=4 * 2**20)
+    for name, peak_mb, reserved_mb in (("less", 3, 5), ("least", 1, 4), ("wide", 2, 6)):
+        change = Change(name, "any", contextlib.nullcontext, recomputes=name != "less")
+        found.trials.append(Trial((change,), Figures(peak_mb * 2**20, reserved_mb * 2**20)))
+    cheapest = found.fitting[0].name
+    assert cheapest == "less"
+    assert [trial.name for trial in recommended(found)] == ["less", "least"]
+    text = as_text(found, device="cpu")
+    assert "cheapest change whose reserved memory fits, too: least (1.00 MB, 4.00 MB reserved)" in (
+        text
+    )
+
+
 def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A test that fails before it needs memory is named with its error."""
     status = main(["repair", "test_it.py::test_wrong", "--device", "cpu"])

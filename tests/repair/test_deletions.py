@@ -32,6 +32,11 @@ def peak_of(step: Callable[[], Any]) -> Figures:
     return Figures(region.peak_bytes - region.start_bytes, None)
 
 
+def test_a_variable_is_deleted_once_in_one_place() -> None:
+    """Two blocks that end in the same line may delete it; to do both would be an error."""
+    assert list(changes_of(loops.assigned_in_the_last_line_of_a_block)) == ["del out"]
+
+
 def test_result_of_the_last_iteration_is_deleted(tmp_path: Path) -> None:
     """``del`` frees it before the next forward pass; the copy has the peak of the trial."""
     step = loops.last_iteration
