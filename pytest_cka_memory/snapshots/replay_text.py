@@ -72,7 +72,8 @@ def lines_at_refusal(
         return [
             *text,
             f"no setting is enough: the {sizes} are {_mb(needed)} together, but {card} has "
-            f"only {_mb(usable_bytes)} for a program. The program has to allocate less",
+            f"only {_mb(usable_bytes)} for a program. The program has to allocate less; run python "
+            "-m pytest_cka_memory repair with your script or test to try what lowers its peak",
         ]
     if moment.reserved_bytes + refused <= usable_bytes:
         return [
@@ -221,7 +222,8 @@ def _advice(trials: Trials, lines_of: Lines) -> Iterator[str]:
         yield (
             f"no setting is enough: {_mb(needed)} are in use at once, but a program has only "
             f"{_mb(trials.usable_bytes or 0)}. The program has to allocate less; run python -m "
-            "pytest_cka_memory snapshot FILE to see which lines have most at the peak"
+            "pytest_cka_memory snapshot FILE to see which lines have most at the peak, and python "
+            "-m pytest_cka_memory repair with your script or test to try what lowers it"
         )
         return
     saved = own.unlimited.reserved_bytes - best.unlimited.reserved_bytes
