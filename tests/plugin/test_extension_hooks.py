@@ -156,7 +156,7 @@ INVALID_VERDICTS = {
     "bool": ("True", "returned True; return None, Unjudged(...) or Breach(...)"),
     "nan": (
         "Breach(limit.text, 0, float('nan'), 'm', 'f')",
-        "returned Breach(*sizes that are finite int or float*",
+        "returned Breach(*each size a finite int or float*",
     ),
     "raises": ("1 / 0", "raised ZeroDivisionError"),
 }
