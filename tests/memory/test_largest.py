@@ -146,7 +146,9 @@ def test_step_that_keeps_more_with_each_call_is_refused(card):
         card.free(card.allocate(7 * size))
         card.allocate(8)
 
-    message = r"size 9 had fitted but ran out of memory when .* 9 calls, which left 32 B more in use"
+    message = (
+        r"size 9 had fitted but ran out of memory when .* 9 calls, which left 32 B more in use"
+    )
     with pytest.raises(RegionError, match=message):
         MemoryProbe(meter=card).largest(step)
 
