@@ -299,7 +299,7 @@ def _group_lines(
         yield from holding_lines(holding, width, traced=traced)
         if holding.hint not in (None, hint_shown):
             hint_shown = holding.hint
-            yield from wrapped(f"what to do: {_within(breach, hint_shown)}", width, "    ")
+            yield from wrapped(f"what to do: {hint_within(breach, holding)}", width, "    ")
     rest = inside[_MOST_GROUPS:]
     if rest:
         rest_bytes = sum(holding.bytes for holding in rest)
@@ -311,8 +311,11 @@ def _group_lines(
         yield from wrapped(f"what to do: {advice}", width, "  ") if advice else ()
 
 
-def _within(breach: Breach, hint: str) -> str:
+def hint_within(breach: Breach, holding: Holding) -> str | None:
     """Return a hint; one that keeps a smaller tensor also says that a limit of 0 allows none."""
+    hint = holding.hint
+    if hint is None:
+        return None
     keeps_less = hint.startswith("keep ") and ("clone()" in hint or "detach()" in hint)
     if keeps_less and breach.figure == "retained_bytes" and not breach.allowed_bytes:
         return f"{hint}; this limit allows no tensor at all to be kept, only numbers or text"

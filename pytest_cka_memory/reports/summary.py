@@ -14,6 +14,7 @@ from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
 from pytest_cka_memory.reports.failure import (
     explanation,
+    hint_within,
     holdings_of,
     is_explained,
     is_reserve_the_cause,
@@ -272,7 +273,8 @@ def first_cause(result: Result) -> Cause | None:
             return Cause(replace(kept_by[0], hint=advice), True) if kept_by else None
         for holding in holdings_of(breach, result.record):
             if not holding.before_region:
-                return Cause(holding, is_traced(breach))
+                advised = replace(holding, hint=hint_within(breach, holding))
+                return Cause(advised, is_traced(breach))
     return None
 
 

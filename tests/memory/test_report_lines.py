@@ -11,7 +11,7 @@ from pytest_cka_memory.core.retention import Holding, Sample
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import failure, tables, terminal
-from pytest_cka_memory.reports.summary import problems
+from pytest_cka_memory.reports.summary import first_cause, problems
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
@@ -356,6 +356,10 @@ def test_advice_to_keep_a_smaller_tensor_says_if_the_limit_allows_none(
     text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
     assert "what to do: keep a clone() instead of the tensor" in text
     assert ("this limit allows no tensor at all to be kept" in text) == (limit == "0 B")
+    cause = first_cause(result)
+    assert cause is not None
+    assert cause.holding.hint is not None
+    assert cause.holding.hint in text  # the page says the same
 
 
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:

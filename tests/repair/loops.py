@@ -46,7 +46,7 @@ def assigned_in_the_last_line_of_a_block():
     total = 0.0
     for _ in range(3):
         with torch.no_grad():
-            out, small = model(torch.ones(64, 64)), torch.ones(4)  # noqa: F841  # as is meant
+            out, small = model(torch.ones(64, 64)), torch.ones(4)  # noqa: F841  # nothing uses it
         total += float(small.sum())
     return total
 

@@ -22,10 +22,11 @@ _MOST = 3
 def offers(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield ``del`` for the variables that hold most after their last use, and for all of them."""
     sizes = observed.unused.found
-    by_size = sorted(sizes, key=lambda each: (-sizes[each], each.last, each.name))
-    # A variable that is assigned several times before its last use is deleted once.
-    places = {(each.code, each.name, each.last): each for each in reversed(by_size)}
-    largest = [each for each in by_size if each in places.values()][:_MOST]
+    places: dict[tuple[CodeType, str, int], Unused] = {}
+    for each in sorted(sizes, key=lambda each: (-sizes[each], each.last, each.name)):
+        # Two blocks that end in one line may delete it: it is deleted once.
+        places.setdefault((each.code, each.name, each.last), each)
+    largest = list(places.values())[:_MOST]
     names = [each.name for each in largest]
     largest = [replace(each, is_ambiguous=names.count(each.name) > 1) for each in largest]
     for each in largest:
