@@ -277,8 +277,8 @@ def _directed(function: Function, rounding: str, name: str) -> Function:
         return function
     if name.startswith("d"):
         raise NotComputed(
-            f"cannot compute libdevice's function {name}, whose rounding in double precision is "
-            "not to nearest"
+            f"cannot compute libdevice's function {name}; in double precision only functions that "
+            "round to nearest are computed"
         )
     return lambda *values: _round_to_float(function(*[v.double() for v in values]), rounding)
 

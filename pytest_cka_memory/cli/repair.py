@@ -4,22 +4,19 @@ And prove what it recommends: patched copies run, and what they compute is compa
 """
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulated_cuda.cards import CARDS
 from emulated_cuda.torch_versions import allocator_variable
+from pytest_cka_memory.cli import Session
 from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
 from pytest_cka_memory.meters import EMULATED, is_emulated
-from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
 from pytest_cka_memory.repair.programs import patched_copy
 from pytest_cka_memory.units import format_exact, format_with_unit, parse_megabytes
@@ -32,13 +29,8 @@ DEFAULT_CARD = "h100"
 _EXPANDABLE = {allocator_variable(): "expandable_segments:True"}
 _WORTH_A_RUN = 1.1
 """A reserve that is so many times the peak is measured again with expandable segments."""
-_MOST_LINES = 40
 _LARGEST = max(CARDS.values(), key=lambda card: card.total_bytes).name
-SECONDS = 120.0
-"""A run with values that takes longer is given up."""
 _SCRIPT_TEST = "test_script.py"
-_TO_END = 40.0
-"""Seconds in which a session must end that took too long."""
 
 
 def add_parser(commands: Any) -> None:
@@ -73,7 +65,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="run patched copies of the code, and compare losses and gradients with the original",
+        help="run patched copies of the code, and compare losses and gradients with the original; "
+        "exit with status 1 if no change is proven",
+    )
+    parser.add_argument(
+        "--proof-seconds",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="with --prove: give up a run with values that takes longer; default: 120",
     )
     parser.add_argument(
         "--seconds",
@@ -123,8 +123,7 @@ def run(args: argparse.Namespace) -> int:
             for line in _about_reserve(session, answer):
                 print(line)
             if args.prove and not answer.get("interrupted"):
-                for line in proof_lines(session, answer):
-                    print(line, flush=True)
+                status |= not Proof(session, answer, args.proof_seconds).is_held()
     if args.html is not None:
         from pytest_cka_memory.reports import files
         from pytest_cka_memory.reports.html.page import render_repairs
@@ -174,96 +173,6 @@ def _budget(text: str) -> int:
         return parse_megabytes(text)
 
 
-class Session:
-    """Starts sessions of pytest with the same tests.
-
-    Args:
-        device: as ``--cka-memory-device`` takes it.
-        arguments: those for pytest.
-        shows_progress: whether a search shows a line for each trial.
-    """
-
-    def __init__(
-        self, device: str, arguments: Sequence[str], *, shows_progress: bool = True
-    ) -> None:
-        self.device = device
-        self.card_that_was_full: str | None = None
-        """The device that was asked for, if the test did not fit it and another one is used."""
-        self._shows_progress = shows_progress
-        self.arguments = list(arguments)
-
-    def results(
-        self,
-        task: Task,
-        *,
-        device: str | None = None,
-        folder: Path | None = None,
-        tests: Sequence[str] | None = None,
-        environment: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> list[dict[str, Any]]:
-        """Run a session; return what it found for each test.
-
-        Raises:
-            ReportError: if it ended without a result.
-            subprocess.TimeoutExpired: if it takes longer than `timeout` seconds.
-        """
-        with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-repair-") as made:
-            result = Path(task.result or Path(made, "found.json"))
-            launcher = ("torch.distributed.run", "--standalone", f"--nproc-per-node={task.ranks}")
-            command = [
-                *((sys.executable, "-m", *launcher) if task.ranks > 1 else (sys.executable,)),
-                *("-m", "pytest", "-p", repair_session.__name__),
-                *(self.arguments if tests is None else tests),
-                *(f"--cka-memory-device={device or self.device}", "--cka-memory-report"),
-                *("-q", "-p", "no:cacheprovider", "--no-header", "-W", "ignore"),
-                *(("-n", "0") if find_spec("xdist") else ()),
-            ]
-            own = replace(task, result=str(result))
-            shows = task.mode == SEARCH and self._shows_progress
-            done = subprocess.Popen(
-                command,
-                env={**os.environ, **(environment or {}), **repair_session.variables(own)},
-                stdout=subprocess.PIPE,
-                stderr=None if shows else subprocess.DEVNULL,
-                text=True,
-                errors="replace",
-                cwd=folder,
-            )
-            output = _output(done, timeout)
-            every = [_read(own.result_of(rank)) for rank in range(task.ranks)]
-            if not all(every):
-                print(*output.splitlines()[-_MOST_LINES:], sep="\n", file=sys.stderr)
-                raise ReportError(
-                    f"pytest ended with exit status {done.returncode} and ran no test; its output "
-                    "is above. Correct the tests or the arguments of pytest"
-                )
-            tests_of_ranks = zip(*every, strict=True)
-            return [{**of_ranks[0], "ranks": [*of_ranks]} for of_ranks in tests_of_ranks]
-
-
-def _read(path: str) -> list[dict[str, Any]]:
-    """Return what a session found for each test; nothing if it has written nothing."""
-    file = Path(path)
-    answer: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
-    return answer
-
-
-def _output(process: "subprocess.Popen[str]", timeout: float | None) -> str:
-    try:
-        return process.communicate(timeout=timeout)[0]
-    except KeyboardInterrupt:  # the session has it too, and writes what it knows
-        return process.communicate()[0]
-    except subprocess.TimeoutExpired:
-        process.terminate()  # so that torchrun ends its ranks
-        try:
-            process.communicate(timeout=_TO_END)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        raise
-
-
 def _text_of(environment: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in environment.items())
 
@@ -280,143 +189,190 @@ def _about_reserve(session: Session, answer: Mapping[str, Any]) -> Iterator[str]
     yield f"reserve: {setting} {saves} {format_with_unit(reserved)}"
 
 
-def proof_lines(session: Session, answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the proof of each recommended change has shown."""
-    for each in answer.get("recommended", ()):
-        if not each["files"]:
-            yield f"not proven: {each['name']}: the place of the edit is not known"
-            continue
+class Proof:
+    """Runs patched copies of what was searched, and prints what each of them shows.
+
+    Args:
+        session: starts the copies.
+        answer: of the search.
+        seconds: a run with values that takes longer is given up.
+    """
+
+    def __init__(self, session: Session, answer: Mapping[str, Any], seconds: float) -> None:
+        self._session, self._answer, self._seconds = session, answer, seconds
+        self._test: str = answer["test"]
+
+    def is_held(self) -> bool:
+        """Print the proof of each recommended change; return whether one holds, or none is needed.
+
+        If none does, the next ones that fit are proven until one does.
+        """
+        recommended = self._answer.get("recommended", ())
+        holding = [each["name"] for each in recommended if self._holds(each)]
+        if holding or not recommended:
+            return True
+        for each in self._answer.get("next", ()):
+            print(f"none of these is proven; the next change that fits: {each['text']}")
+            if self._holds(each):
+                return True
+        return False
+
+    def _holds(self, change: Mapping[str, Any]) -> bool:
+        """Print the proof of a change; return whether it was contradicted nowhere."""
+        if not change["files"]:
+            print(f"not proven: {change['name']}: the place of the edit is not known")
+            return False
         with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-copy-") as made:
-            folder = patched_copy(Path.cwd(), Path(made), each["files"])
-            yield _about_peak(session, answer["test"], each, folder)
-            if session.card_that_was_full is not None:
-                yield _about_card(session, answer["test"], each, folder)
-            yield _about_values(session, answer, each, folder)
+            folder = patched_copy(Path.cwd(), Path(made), change["files"])
+            for find in (self.peak, self.fit_on_card, self._results):
+                line, holds = find(change, folder)
+                if line:
+                    print(line, flush=True)
+                if not holds:
+                    return False
+        return True
 
-
-def _about_peak(session: Session, test: str, each: Mapping[str, Any], folder: Path) -> str:
-    cards = each["cards"]
-    answer = _first(session, Task("", MEASURE, ranks=cards), folder=folder, tests=[test])
-    errors = [rank["error"] for rank in answer.get("ranks", [answer]) if "error" in rank]
-    if errors:
-        return (
-            f"not proven: {each['name']}: the patched copy does not run: {errors[0]}"
-            f"{_by_hand(session, test, cards)}"
-        )
-    measured, predicted = [rank["peak_bytes"] for rank in answer["ranks"]], each["peak_bytes"]
-    subject = "the patched copy has" if cards == 1 else f"each of {cards} ranks of the copy has"
-    if set(measured) == {predicted}:
-        return f"proven: {each['name']}: {subject} the peak {format_exact(predicted)}"
-    peaks = ", ".join(map(format_exact, measured))
-    return (
-        f"not proven: {each['name']}: {'the patched copy has' if cards == 1 else 'ranks have'} the "
-        f"peak {peaks}, but {format_exact(predicted)} were predicted"
-    )
-
-
-def _about_card(session: Session, test: str, each: Mapping[str, Any], folder: Path) -> str:
-    """Say whether the copy runs on the card itself, whose allocator may need more than the peak."""
-    device = session.card_that_was_full
-    task = Task("", MEASURE, ranks=each["cards"])
-    answer = _first(session, task, folder=folder, tests=[test], device=device)
-    if "error" in answer:
-        return (
-            f"not proven: {each['name']}: on {device}: {answer['error'][:160]}. If its reserved "
-            f"memory is fragmented, {_text_of(_EXPANDABLE)} helps"
-        )
-    peak = format_with_unit(answer["peak_bytes"])
-    return (
-        f"proven: {each['name']}: the patched copy runs on {device}, with a peak of {peak} and "
-        f"{format_with_unit(answer['reserved_bytes'])} reserved"
-    )
-
-
-def _by_hand(session: Session, test: str, cards: int) -> str:
-    """Return how to measure ranks without this command; nothing if there are none."""
-    if cards == 1:
-        return ""
-    return (
-        f"; write the patch and run: torchrun --standalone --nproc-per-node={cards} -m pytest "
-        f"--cka-memory-report --cka-memory-device={session.device} {test}"
-    )
-
-
-def _about_values(
-    session: Session, answer: Mapping[str, Any], each: Mapping[str, Any], folder: Path
-) -> str:
-    from pytest_cka_memory.repair.proof import difference
-    from pytest_cka_memory.repair.smaller import Sizes, instead_of, sizes_to_try
-
-    before, cards = Sizes(*answer["sizes"]), each["cards"]
-    needed = {
-        "peak_bytes": cards * (answer.get("peak_bytes") or 0),
-        "flops": cards * (answer.get("flops") or 0),
-    }
-    error = ""
-    for sizes in sizes_to_try(before, **needed, seconds=SECONDS):
-        kept = _kept(session, answer["test"], folder, before, sizes, cards)
-        if isinstance(kept, str):
-            error = error or kept
-            continue
-        try:
-            result = difference(*kept)
-        except ValueError as differing:
-            return f"results: they differ: {differing}"
-        smaller = "" if sizes == before else f"; with {instead_of(before, sizes)}"
-        return _compared(each, result, smaller)
-    return f"results not compared: {error}"
-
-
-def _kept(
-    session: Session, test: str, folder: Path, before: "Sizes", sizes: "Sizes", cards: int
-) -> list[str] | str:
-    """Return the files with the values before and after, of all ranks; or why there are none."""
-    device = session.device.replace(",values=off", "")
-    kept: list[str] = []
-    for place, name, ranks in ((None, "before", 1), (folder, "after", cards)):
-        task = Task(
-            str(folder / f"{name}-{sizes.batch}-{sizes.tokens}.json"),
-            VALUES,
-            sizes=(astuple(before), astuple(sizes)),
-            ranks=ranks,
-        )
-        answer = _first(session, task, folder=place, tests=[test], device=device, timeout=SECONDS)
-        every = answer.get("ranks", [answer])
-        errors = [str(rank["error"]) for rank in every if "error" in rank]
+    def peak(self, change: Mapping[str, Any], folder: Path) -> tuple[str, bool]:
+        """Compare the peak of the copy with the predicted one."""
+        name, cards = change["name"], change["cards"]
+        self._session.show(f"proving {name}: the peak of a patched copy")
+        answer = self._run(Task("", MEASURE, ranks=cards), folder)
+        errors = [rank["error"] for rank in answer.get("ranks", [answer]) if "error" in rank]
         if errors:
-            return errors[0]
-        if sizes != before and not answer["shrunk"]:
-            return "the sizes of the test's inputs could not be made smaller"
-        kept += [rank["values"] for rank in every]
-    return kept
+            return (
+                f"not proven: {name}: the patched copy does not run: {errors[0]}"
+                f"{self._by_hand(cards)}"
+            ), False
+        measured, predicted = [rank["peak_bytes"] for rank in answer["ranks"]], change["peak_bytes"]
+        subject = "the patched copy has" if cards == 1 else f"each of {cards} ranks of the copy has"
+        if set(measured) == {predicted}:
+            return f"proven: {name}: {subject} the peak {format_exact(predicted)}", True
+        peaks = ", ".join(map(format_exact, measured))
+        return (
+            f"not proven: {name}: {'the patched copy has' if cards == 1 else 'ranks have'} the "
+            f"peak {peaks}, but {format_exact(predicted)} were predicted"
+        ), False
+
+    def fit_on_card(self, change: Mapping[str, Any], folder: Path) -> tuple[str, bool]:
+        """Run the copy on the card that was full, whose allocator may need more than the peak."""
+        device, name = self._session.card_that_was_full, change["name"]
+        if device is None:
+            return "", True
+        self._session.show(f"proving {name}: on {device}")
+        answer = self._run(Task("", MEASURE, ranks=change["cards"]), folder, device=device)
+        if "error" in answer:
+            return (
+                f"not proven: {name}: on {device}: {_beginning(answer['error'])} If its reserved "
+                f"memory is fragmented, {_text_of(_EXPANDABLE)} helps"
+            ), False
+        peak = format_with_unit(answer["peak_bytes"])
+        return (
+            f"proven: {name}: the patched copy runs on {device}, with a peak of {peak} and "
+            f"{format_with_unit(answer['reserved_bytes'])} reserved"
+        ), True
+
+    def _by_hand(self, cards: int) -> str:
+        """Return how to measure ranks without this command; nothing if there are none."""
+        if cards == 1:
+            return ""
+        return (
+            f"; write the patch and run: torchrun --standalone --nproc-per-node={cards} -m pytest "
+            f"--cka-memory-report --cka-memory-device={self._session.device} {self._test}"
+        )
+
+    def _results(self, change: Mapping[str, Any], folder: Path) -> tuple[str, bool]:
+        """Compare what the copy computes with what the original does."""
+        from pytest_cka_memory.repair.proof import difference
+        from pytest_cka_memory.repair.smaller import Sizes, instead_of, sizes_to_try
+
+        answer, before, cards = self._answer, Sizes(*self._answer["sizes"]), change["cards"]
+        needed = {
+            "peak_bytes": cards * (answer.get("peak_bytes") or 0),
+            "flops": cards * (answer.get("flops") or 0),
+        }
+        error = ""
+        for sizes in sizes_to_try(before, **needed, seconds=self._seconds):
+            smaller = "" if sizes == before else f"; with {instead_of(before, sizes)}"
+            self._session.show(
+                f"proving {change['name']}: its results{smaller}, in at most {self._seconds:.0f} s"
+            )
+            kept = self._kept(folder, before, sizes, cards)
+            if isinstance(kept, str):
+                error = error or kept
+                continue
+            try:
+                result = difference(*kept)
+            except ValueError as differing:
+                return f"results: they differ: {differing}", False
+            return _compared(change, result, smaller)
+        return f"results not compared: {error}", True
+
+    def _kept(self, folder: Path, before: "Sizes", sizes: "Sizes", cards: int) -> list[str] | str:
+        """Return the files with the values before and after, of all ranks; or why none exist."""
+        device = self._session.device.replace(",values=off", "")
+        kept: list[str] = []
+        for place, name, ranks in ((None, "before", 1), (folder, "after", cards)):
+            task = Task(
+                str(folder / f"{name}-{sizes.batch}-{sizes.tokens}.json"),
+                VALUES,
+                sizes=(astuple(before), astuple(sizes)),
+                ranks=ranks,
+            )
+            answer = self._run(task, place, device=device, timeout=self._seconds)
+            every = answer.get("ranks", [answer])
+            errors = [str(rank["error"]) for rank in every if "error" in rank]
+            if errors:
+                return errors[0]
+            if sizes != before and not answer["shrunk"]:
+                return "the sizes of the test's inputs could not be made smaller"
+            kept += [rank["values"] for rank in every]
+        return kept
+
+    def _run(self, task: Task, folder: Path | None, **options: Any) -> dict[str, Any]:
+        try:
+            answers = self._session.results(task, folder=folder, tests=[self._test], **options)
+        except subprocess.TimeoutExpired as error:
+            return {
+                "error": f"with values it takes longer than {error.timeout:.0f} s; give it more "
+                "with --proof-seconds, or name a smaller test or smaller arguments of the script"
+            }
+        except CkaMemoryError as error:
+            return {"error": str(error)}
+        return answers[0]
 
 
-def _compared(each: Mapping[str, Any], result: "Difference", smaller: str) -> str:
+_LONGEST_BEGINNING = 200
+
+
+def _beginning(message: str) -> str:
+    """Return the first sentences of a message, the last of them with its full stop."""
+    first, *rest = message.rstrip(".").split(". ")
+    for sentence in rest:
+        if len(first) + len(sentence) > _LONGEST_BEGINNING:
+            break
+        first += f". {sentence}"
+    return f"{first}."
+
+
+def _compared(change: Mapping[str, Any], result: "Difference", smaller: str) -> tuple[str, bool]:
+    """Say how results differ, and whether the change promised that they may."""
     from pytest_cka_memory.repair.proof import MOST_ROUNDING
 
     if not result.compared:
-        return "results not compared: the test has no loss, gradient or result of a model"
+        return "results not compared: the test has no loss, gradient or result of a model", True
     compared = f"{result.compared} losses, gradients and results compared{smaller}"
     if result.is_equal:
-        return f"results: equal, bit for bit ({compared})"
+        return f"results: equal, bit for bit ({compared})", True
     largest = f"by at most {result.largest:.1e} of the largest element, in the {result.where}"
-    if "change" in each["numbers"]:
+    numbers = change["numbers"]
+    if "change" in numbers:
         return (
-            f"results: they differ {largest}, as this change allows: {each['numbers']} ({compared})"
+            f"results: they differ {largest}, as this change allows: {numbers} ({compared})",
+            True,
         )
-    if each["numbers"] and result.largest <= MOST_ROUNDING:
-        return f"results: the last digits differ, {largest} ({compared})"
-    return f"results: THEY DIFFER, which was not promised: {largest} ({compared})"
-
-
-def _first(session: Session, task: Task, **options: Any) -> dict[str, Any]:
-    try:
-        answers: Sequence[dict[str, Any]] = session.results(task, **options)
-    except subprocess.TimeoutExpired as error:
-        return {"error": f"it takes longer than {error.timeout:.0f} s"}
-    except CkaMemoryError as error:
-        return {"error": str(error)}
-    return answers[0]
+    if numbers and result.largest <= MOST_ROUNDING:
+        return f"results: the last digits differ, {largest} ({compared})", True
+    return f"results: THEY DIFFER, which was not promised: {largest} ({compared})", False
 
 
 __all__ = ["MEASURE", "VALUES", "Session", "add_parser", "run"]

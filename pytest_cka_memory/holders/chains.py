@@ -81,13 +81,14 @@ _ATTRIBUTE = (
     "last use; the graph of the tensor references the object that keeps the tensor"
 )
 CHECKPOINT_ADVICE = (
-    "call backward(), delete the result, or do not let the function reference its own "
-    "result; until then the checkpointed graph keeps the inputs and the random state that "
-    "its backward pass needs"
+    "call backward() or delete the result, because torch.utils.checkpoint keeps the inputs and the "
+    "state of the random number generator until then; if the checkpointed function references its "
+    "own result, remove that reference"
 )
 _ANY = (
     "delete one reference of the loop when it is no longer needed, or make it weak with "
-    "weakref.ref; the garbage collector cannot free the loop, because it goes through C++"
+    "weakref.ref; the garbage collector never frees the loop, because it does not see the "
+    "references that C++ objects in it hold"
 )
 
 

@@ -156,9 +156,9 @@ _GROWS = "{} grows in every batch; empty it, or limit its length"
 _KEEPS = "{} has {} entries that keep these tensors alive; empty it in the block"
 # To keep less of each does not stop a container that grows, so these advise only against growth.
 _EACH_SAVED = (
-    "the autograd graph of another tensor keeps each of these tensors; keep a number computed from "
-    "that other tensor, such as its mean().item(); its detach() would free the graph, but not that "
-    "other tensor"
+    "each of these tensors is saved for the backward pass of a tensor that is kept; instead of "
+    "that tensor, keep a number such as its mean().item(); keeping its detach() would free these "
+    "tensors, but not that one"
 )
 _EACH_ATTACHED_PART = (
     "each tensor keeps its autograd graph alive and uses only part of its storage; keeping "

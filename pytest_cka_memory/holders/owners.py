@@ -55,8 +55,8 @@ _CALLBACK = (
     "what will call it, such as a Future; C code keeps the function to call it later"
 )
 _NODE = (
-    "delete the tensor whose autograd graph this is (e.g. the loss), or compute it in "
-    "torch.no_grad(); C++ code holds the graph, not a Python variable"
+    "delete the result of this computation (e.g. the loss), or compute it in torch.no_grad(); only "
+    "C++ code, no Python variable, keeps its autograd graph alive"
 )
 
 

@@ -7,7 +7,7 @@ such as with workspaces.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, product
 from typing import Any, NamedTuple
@@ -265,3 +265,20 @@ def moment_of_peak(samples: Sequence[Sample]) -> Moment:
     if site is WHOLE or not is_common:
         return Moment(site, None)
     return Moment(site, number)
+
+
+def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
+    """Yield the moments of a line that can be found again in all samples.
+
+    If it allocates more often at some sizes, because it is in a loop or another kernel runs there,
+    its allocations are counted from the first and from the last one, and the highest counts too.
+    """
+    counts = {len(it.levels[site]) for it in samples}
+    if len(counts) == 1:
+        yield from (Moment(site, number) for number in range(*counts))
+        return
+    # Which of its allocations is the highest may depend on the sizes: that is a moment, too.
+    yield Moment(site, None)
+    for number in range(min(counts)):
+        yield Moment(site, number)
+        yield Moment(site, -1 - number)

@@ -112,6 +112,9 @@ def lines_of(
         start += count
     for switch in fitted.switches:
         yield f"note: {switch}"
+    if fitted.too_large:
+        points = "; ".join(_sizes(fitted, point) for point in fitted.too_large[:_MOST_LINES])
+        yield f"note: not checked at {points}, for which the device has too little memory"
     for line in fitted.unfollowed[:_MOST_LINES] if fitted.is_exact else ():
         yield f"note: {line} came close to the peak, but follows no law"
     for point, residual in list(fitted.residuals.items())[:_MOST_LINES]:

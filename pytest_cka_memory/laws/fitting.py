@@ -6,10 +6,11 @@ moment, and the peak at any size is the highest of these polynomials: also where
 takes over that was never the peak in a run. Growth from batch to batch is in `core/retention.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
-from math import gcd
+from math import ceil, gcd
 
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws import (
@@ -17,6 +18,7 @@ from pytest_cka_memory.laws import (
     Moment,
     Sample,
     Site,
+    candidates,
     law_from_lines,
     moment_of_peak,
     simplest_law,
@@ -66,11 +68,12 @@ class Fitted:
     """Moments that came close to the peak and have no law, in words."""
     is_exact: bool = True
     """Whether the pieces pass through every sample from `least` on."""
+    too_large: tuple[Point, ...] = ()
+    """Sizes for which the device had too little memory."""
 
     def value_at(self, point: Point) -> int:
         """Return the figure that the law gives."""
-        value = self.piece_at(point).polynomial.at(point)
-        return -(-value.numerator // value.denominator)
+        return ceil(self.piece_at(point).polynomial.at(point))
 
     def piece_at(self, point: Point) -> Piece:
         """Return the piece that is the highest."""
@@ -101,23 +104,6 @@ class Fitted:
             if self.holds_at(sample.point)
         }
         return {point: value for point, value in differences.items() if value}
-
-
-def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
-    """Yield the moments of a line that can be found again in all samples.
-
-    If it allocates more often at some sizes, because it is in a loop or another kernel runs there,
-    its allocations are counted from the first and from the last one, and the highest counts too.
-    """
-    counts = {len(it.levels[site]) for it in samples}
-    if len(counts) == 1:
-        yield from (Moment(site, number) for number in range(*counts))
-        return
-    # Which of its allocations is the highest may depend on the sizes: that is a moment, too.
-    yield Moment(site, None)
-    for number in range(min(counts)):
-        yield Moment(site, number)
-        yield Moment(site, -1 - number)
 
 
 @dataclass
@@ -209,22 +195,26 @@ class _Search:
         self.steps = tuple(gcd(*values) for values in self.values)
         self._known: dict[Point, Sample] = {}
         self.switches: dict[str, None] = {}
+        self.too_large: dict[Point, RegionError] = {}
 
     @property
     def samples(self) -> list[Sample]:
         return [self._known[point] for point in sorted(self._known, key=lambda p: (sum(p), p))]
 
     def at(self, point: Point) -> Sample:
+        if point in self.too_large:
+            raise self.too_large[point]
         if point not in self._known:
-            self._known[point] = self._measure(point)
+            try:
+                self._known[point] = self._measure(point)
+            except RegionError as error:
+                self.too_large[point] = error
+                raise
         return self._known[point]
-
-    def at_all(self, points: Iterable[Point]) -> list[Sample]:
-        return [self.at(point) for point in points]
 
     def _axis(self, base: Sequence[int], index: int) -> list[Sample]:
         points = [(*base[:index], value, *base[index + 1 :]) for value in self.values[index]]
-        return self.at_all(points)
+        return list(map(self.at, points))
 
     def _add_value(self, base: Sequence[int], index: int) -> None:
         """Run one more value of a size: twice the largest first, then between the largest.
@@ -242,7 +232,7 @@ class _Search:
             try:
                 self.at((*base[:index], value, *base[index + 1 :]))
             except RegionError:  # too large for the device
-                if value == wanted[-1]:
+                if value == wanted[-1] or between in values:
                     raise
             else:
                 self.values[index] = sorted({*values, value})
@@ -283,6 +273,13 @@ class _Search:
             if not (is_strict and trial.without_law):
                 return degree
         return None
+
+    def at_largest(self, allowed: Sequence[Sequence[int]]) -> None:
+        """Run the largest sizes together, or the largest ones that the device has memory for."""
+        for fewer in range(max(map(len, allowed))):
+            with suppress(RegionError):
+                self.at(tuple(values[max(0, len(values) - 1 - fewer)] for values in allowed))
+                return
 
     def extend(self, index: int, count: int) -> None:
         """Add values beyond the largest, each twice the one before."""
@@ -371,7 +368,9 @@ def _whole_law(search: _Search, degrees: Point, least: Point) -> Fitted:
         below = search.at(least)
         for index, degree in enumerate(degrees):
             search.extend(index, degree + 1)
-        second = _at_grid(search, degrees, corner)
+        second = _Trial()
+        with suppress(RegionError):
+            second = _at_grid(search, degrees, corner)
         if second.is_whole:
             search.note_switch(below, search.at(corner))
             return _result(search, degrees, corner, second)
@@ -384,8 +383,8 @@ def _at_grid(search: _Search, degrees: Point, least: Point) -> _Trial:
         for values, lowest in zip(search.values, least, strict=True)
     ]
     grid = [values[: degree + 1] for values, degree in zip(allowed, degrees, strict=True)]
-    search.at_all(product(*grid))
-    search.at(tuple(values[-1] for values in allowed))
+    list(map(search.at, product(*grid)))
+    search.at_largest(allowed)
     samples = [it for it in search.samples if all(map(int.__ge__, it.point, least))]
     # No spare samples are needed here: the law of each size alone was checked with spare ones.
     trial = _try(search.names, samples, degrees, needed_spare=0)
@@ -418,6 +417,7 @@ def _fitted(
         tuple(search.switches),
         tuple(dict.fromkeys(map(str, unfollowed))),
         is_exact,
+        tuple(search.too_large),
     )
 
 
@@ -431,8 +431,8 @@ def _approximate(
             for index in range(len(least))
         )
     grid = [values[: degree + 1] for values, degree in zip(search.values, degrees, strict=True)]
-    search.at_all(product(*grid))
-    search.at(tuple(values[-1] for values in search.values))
+    list(map(search.at, product(*grid)))
+    search.at_largest(search.values)
     samples = search.samples
     moment = moment_of_peak(samples)
     best = law_from_lines(search.names, samples, degrees, moment)

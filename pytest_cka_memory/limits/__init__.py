@@ -49,6 +49,8 @@ __all__ = [
     "zero_retention",
 ]
 
+# Each marker takes `scope` and `warn`. An argument by which one test may have the marker twice, as
+# `scope` and `of` are, also belongs into `_closest_of_each` in `plugin/item_limits.py`.
 SCOPES = ("function", "class", "module")
 """What a limit can be judged over; the first is the default."""
 

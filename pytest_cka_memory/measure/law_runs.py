@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Any
 
 from pytest_cka_memory.core.allocations import AllocationSite
@@ -81,6 +82,7 @@ class Runner:
 
     def warm_up(self, point: Point) -> None:
         """Run once without a sample: a first run allocates what later ones reuse."""
+        self._least = point
         self.facts.runs += 1
         with unknown_sizes() as lines_of_unknown_sizes:
             self._call(point)
@@ -100,9 +102,11 @@ class Runner:
             if not is_out_of_memory(error, self._stack.meter.torch_device):
                 raise
             sizes = ", ".join(f"{name}={value}" for name, value in self.sizes(point).items())
+            clear_frames(error.__traceback__)  # their variables keep the step's tensors
+            self._call(self._least)  # gradients may be left, which the next run would find
             raise RegionError(
                 f"law(): the step ran out of memory at {sizes}; give smaller sizes, or measure a "
-                "larger card, e.g. emulate:cuda:h100,values=off"
+                "larger card, e.g. emulate:cuda:h100-nvl,values=off"
             ) from error
 
     def repeat(self, point: Point) -> None:

@@ -113,8 +113,7 @@ class RepairSession:
     def _search(self, item: pytest.Item) -> dict[str, Any]:
         from pytest_cka_memory.meters.accelerator.emulated import computes_values, emulated_cards
         from pytest_cka_memory.plugin.device import meter_of
-        from pytest_cka_memory.repair import patched
-        from pytest_cka_memory.repair.report import RepairReport
+        from pytest_cka_memory.repair.report import RepairReport, next_fitting, text_to_write
         from pytest_cka_memory.repair.search import Search
         from pytest_cka_memory.repair.trials import Figures
 
@@ -152,15 +151,10 @@ class RepairSession:
             "flops": repairs.as_it_is.flops,
             "sizes": [repairs.sizes.batch, repairs.sizes.tokens],
             "peaks": {trial.name: trial.peak_bytes for trial in repairs.ran},
-            "recommended": [
-                {
-                    "name": trial.name,
-                    "peak_bytes": trial.peak_bytes,
-                    "numbers": trial.numbers,
-                    "cards": trial.cards,
-                    "files": dict(patched(trial.edits)) if trial.edits else None,
-                }
-                for trial in report.recommended
+            "recommended": [_to_prove(trial) for trial in report.recommended],
+            "next": [
+                {**_to_prove(trial), "text": text_to_write(repairs, trial)}
+                for trial in next_fitting(repairs)
             ],
         }
 
@@ -216,6 +210,19 @@ class RepairSession:
 
     def pytest_sessionfinish(self) -> None:
         self._write()
+
+
+def _to_prove(trial: "Trial") -> dict[str, Any]:
+    """Return what a proof of a trial needs; its files are None if a place is not known."""
+    from pytest_cka_memory.repair import patched
+
+    return {
+        "name": trial.name,
+        "peak_bytes": trial.peak_bytes,
+        "numbers": trial.numbers,
+        "cards": trial.cards,
+        "files": dict(patched(trial.edits)) if trial.edits else None,
+    }
 
 
 def _run(item: pytest.Item) -> tuple[int, int | None]:

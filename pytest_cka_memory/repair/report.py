@@ -1,6 +1,6 @@
 """What was tried, as text: the table, and what to write."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_cka_memory.repair import diff, in_one_text, without_helpers
@@ -10,6 +10,7 @@ from pytest_cka_memory.units import MB, format_size, format_with_unit
 
 _MOST_ROWS = 16
 _MOST_COMBINATIONS = 4
+_MOST_NEXT = 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ def _lines(repairs: Repairs, device: str, label: str) -> Iterator[str]:
         yield from _to_write(repairs, trial)
         edits = (edit for change in trial.changes for edit in change.edits or ())
         helpers |= dict.fromkeys(helper for edit in edits for helper in edit.helpers)
+    yield from _code(helpers)
+
+
+def _code(helpers: Iterable[str]) -> Iterator[str]:
+    """Yield the functions that edits need."""
+    helpers = list(helpers)
     if helpers:
         yield ""
         yield "put this code above its first use:"
@@ -136,6 +143,22 @@ def recommended(repairs: Repairs) -> list[Trial]:
         # What was asked for by giving several cards.
         recommended += [trial for trial in singles if trial.cards > 1 and trial not in recommended]
     return list({trial.name: trial for trial in recommended}.values())
+
+
+def next_fitting(repairs: Repairs) -> list[Trial]:
+    """Return what to prove if nothing that is recommended holds: what fits, cheapest first.
+
+    Those whose edits are known, and first those that keep the results.
+    """
+    known = {trial.name for trial in recommended(repairs)}
+    others = [trial for trial in repairs.fitting if trial.edits and trial.name not in known]
+    return sorted(others, key=lambda trial: not keeps_numbers(trial))[:_MOST_NEXT] if known else []
+
+
+def text_to_write(repairs: Repairs, trial: Trial) -> str:
+    """Return what to write for a trial, with the code that it needs."""
+    helpers = dict.fromkeys(helper for edit in trial.edits or () for helper in edit.helpers)
+    return "\n".join([*_to_write(repairs, trial), *_code(helpers)]).strip()
 
 
 def fits_as_it_is(repairs: Repairs) -> bool:

@@ -60,8 +60,9 @@ def choice_of(text: str) -> RowChoice:
     if figure is None or not is_number or (colon and not name):
         columns = ", ".join(row.column for row in COLUMNS)
         raise ReportError(
-            f"cannot use {text!r}; write a number of rows, a column, or both: 20, retained, "
-            f"20:retained or all; the columns are {columns}"
+            f"cannot use {text!r} for the table; write how many rows it shows (20 or all), the "
+            f"column by which it is sorted (retained), or both (20:retained); the columns are "
+            f"{columns}"
         )
     # A plain "all" is the only choice that keeps the order of the tests.
     most = None if number == _ALL else int(number or MOST)

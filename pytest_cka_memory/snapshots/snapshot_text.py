@@ -35,6 +35,12 @@ _MOST_ROWS = 64
 RECORD = 'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks="python")'
 """The line that records."""
 _OLDER = "memory from before the test, whose lines of code are not known"
+_REPAIR = (
+    "to see which change of the program lowers the peak, with your card and script, or a test: "
+    "python -m pytest_cka_memory repair --card h100 train.py"
+)
+_LEAST_UNUSED = 0.05
+"""A share of the reserve: advice on less would not be about what fills the card."""
 _LEAST_KEPT = 0.02
 """A share of the reserve: what keeps less from being released is not worth a line."""
 
@@ -129,6 +135,7 @@ def _device(read: Read, analysis: Analysis) -> Iterator[str]:
             "memory, which this text leaves out"
         )
     if device.actions:
+        yield _REPAIR
         yield (
             "to try other settings of the allocator: python -m pytest_cka_memory replay "
             f"{read.name}"
@@ -157,6 +164,7 @@ def _at_refusal(read: Read, analysis: Analysis) -> Iterator[str]:
     yield from _reserve(read, analysis, "then")
     yield "to record earlier events, run pytest with --cka-memory-snapshots=FOLDER, or write at"
     yield f"the program's start {RECORD}"
+    yield _REPAIR
     yield f"to see whether a setting may be enough: python -m pytest_cka_memory replay {read.name}"
 
 
@@ -180,8 +188,10 @@ def _reserve(read: Read, analysis: Analysis, when: str = "at the end") -> Iterat
             f"{counted(row.segments, 'segment')}"
         )
     advice = reserve_advice(state.parts, has_limit=False)
-    if advice:
-        yield f"  what to do: {advice}"
+    unused_bytes = analysis.end.reserved_bytes - analysis.end.used_bytes
+    if advice and unused_bytes >= _LEAST_UNUSED * analysis.end.reserved_bytes:
+        share = 100 * unused_bytes / analysis.end.reserved_bytes
+        yield f"  what to do about the {share:.0f} % that are not in use: {advice}"
 
 
 def _moment(moment: Moment, other: str) -> str:

@@ -415,7 +415,8 @@ def gradient_as_a_deleted_attribute(cka_memory):
 
 @advice(
     "delete one reference of the loop when it is no longer needed, or make it weak with "
-    "weakref.ref; the garbage collector cannot free the loop, because it goes through C++",
+    "weakref.ref; the garbage collector never frees the loop, because it does not see the "
+    "references that C++ objects in it hold",
     skip=NATIVE,
 )
 def view_as_an_attribute(cka_memory):

@@ -614,10 +614,10 @@ def outputs_bounded(cka_memory):
 
 
 @advice(
-    "`advice_table.KEEP` grows in every batch; empty it, or limit its length; the autograd graph "
-    "of another tensor keeps each of these tensors; keep a number computed from that other "
-    "tensor, such as its mean().item(); its detach() would free the graph, but not that other "
-    "tensor",
+    "`advice_table.KEEP` grows in every batch; empty it, or limit its length; each of these "
+    "tensors is saved for the backward pass of a tensor that is kept; instead of that tensor, keep "
+    "a number such as its mean().item(); keeping its detach() would free these tensors, but not "
+    "that one",
     limit=FLAT,
 )
 def outputs_with_graphs(cka_memory):

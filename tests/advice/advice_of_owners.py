@@ -419,9 +419,9 @@ def mode_left(cka_memory):
 
 
 @advice(
-    "call backward(), delete the result, or do not let the function reference its own "
-    "result; until then the checkpointed graph keeps the inputs and the random state that "
-    "its backward pass needs",
+    "call backward() or delete the result, because torch.utils.checkpoint keeps the inputs and the "
+    "state of the random number generator until then; if the checkpointed function references its "
+    "own result, remove that reference",
     skip=NATIVE,
 )
 def checkpointed(cka_memory):
@@ -501,8 +501,8 @@ def masked(device):
 
 
 @advice(
-    "delete the tensor whose autograd graph this is (e.g. the loss), or compute it in "
-    "torch.no_grad(); C++ code holds the graph, not a Python variable",
+    "delete the result of this computation (e.g. the loss), or compute it in torch.no_grad(); only "
+    "C++ code, no Python variable, keeps its autograd graph alive",
     skip=NATIVE,
 )
 def graph_of_c_code(cka_memory):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.cli.repair import Session, proof_lines
+from pytest_cka_memory.cli import Session
+from pytest_cka_memory.cli.repair import Proof
 from pytest_cka_memory.units import format_exact
 
 MODEL = """
@@ -146,7 +147,11 @@ def test_sharded_program_needs_on_each_of_two_ranks_what_was_tried_in_one_proces
 
 
 def test_sharded_copy_is_proven_on_as_many_ranks(
-    python: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None
+    python: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    forked_children: None,
 ) -> None:
     """``--prove`` starts torchrun: each rank has the predicted peak, and the gradients whose parts
     the ranks have are those of one card.
@@ -172,7 +177,8 @@ def test_sharded_copy_is_proven_on_as_many_ranks(
         ],
     }
     session = Session("emulate:cuda:a100,devices=2,values=off", [], shows_progress=False)
-    of_peak, of_numbers = proof_lines(session, found)
+    assert Proof(session, found, 120.0).is_held()
+    of_peak, of_numbers = capsys.readouterr().out.splitlines()
     subject = f"proven: {name}: each of 2 ranks of the copy has the peak"
     assert of_peak == f"{subject} {format_exact(peak)}"
     assert of_numbers.startswith("results: equal, bit for bit (28 losses, gradients and results")

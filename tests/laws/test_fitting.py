@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws import OLDER, Block, Moment, RecordedSample, Sample, Site
 from pytest_cka_memory.laws.fitting import Fitted, fit, law_through
 from pytest_cka_memory.laws.law import Law
@@ -107,6 +108,45 @@ def test_a_switch_of_two_sizes_together_is_found() -> None:
     assert texts(fitted) == {"4,096 · b + 8 · b · s"}
     assert fitted.least == (4, 512)
     assert fitted.switches
+
+
+def limited(most: int, measure: Callable[[Point], Sample]) -> Callable[[Point], Sample]:
+    """Return code that runs out of memory where it takes more."""
+
+    def measure_if_it_fits(point: Point) -> Sample:
+        sample = measure(point)
+        if sample.value > most:
+            raise RegionError(f"no memory for {point}")
+        return sample
+
+    return measure_if_it_fits
+
+
+def test_sizes_that_do_not_fit_together_are_left_out() -> None:
+    """The largest sizes together need more than the device has, or a grid beyond them does."""
+    law = levels((LOSS, lambda b, s: 9 + 2 * b + 4 * b * s * s))
+    fitted = fit(limited(9_000, law), {"b": (1, 2, 4), "s": (8, 16, 32)})
+    assert texts(fitted) == {"9 + 2 · b + 4 · b · s²"}
+    assert fitted.too_large == ((1, 64), (4, 32))
+    assert "note: not checked at b=1, s=64; b=4, s=32, for which" in str(Law(fitted))
+
+    def switching(point: Point) -> Sample:
+        b, s = point
+        size = 8 * b * s if b * s < 1_000 else 8 * b * s + 4_096 * b
+        return Sample(point, size, {LOSS: [size]})
+
+    most = switching((4, 512)).value
+    fitted = fit(limited(most, switching), {"b": (1, 2, 4), "s": (128, 256, 512)})
+    assert not fitted.is_exact
+    assert all(sample.value <= most for sample in fitted.samples)
+    assert fitted.too_large
+
+
+@pytest.mark.parametrize("most", [5 * 2, 5 * 3])
+def test_device_that_is_full_after_two_sizes_has_no_law(most: int) -> None:
+    """A third size is needed to verify a law: without it the error says so, and nothing hangs."""
+    with pytest.raises(RegionError, match="no memory for"):
+        fit(limited(most, levels((LOSS, lambda n: 5 * n))), {"n": (1, 2)})
 
 
 def test_a_line_that_allocates_more_often_does_not_hide_the_peak() -> None:

@@ -51,7 +51,7 @@ def test_choice_is_a_number_a_column_or_both(text, most, column, is_sorted):
 @pytest.mark.parametrize("text", ["0", "-1", "20:", ":retained:", "20:size", "tests", "1.5", " "])
 def test_other_text_is_no_choice(text):
     """The error says what to write, and names the columns."""
-    with pytest.raises(ReportError, match=r"write a number of rows, a column, or both.*growth/b"):
+    with pytest.raises(ReportError, match=r"write how many rows it shows.*growth/b"):
         choice_of(text)
 
 

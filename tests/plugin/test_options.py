@@ -141,7 +141,7 @@ def test_invalid_value_is_refused_and_names_its_option(scripted, option, message
         ("report = maybe", "cka_memory_report in "),
         (
             "report = maybe",
-            "tox.ini: cannot use 'maybe'; write a number of rows, a column, or both",
+            "tox.ini: cannot use 'maybe' for the table; write how many rows it shows",
         ),
         ("explain = maybe", "tox.ini: invalid truth value 'maybe'; write true or false"),
         ("device = gpu", "cka_memory_device in tox.ini: unknown device 'gpu'; write one of"),

@@ -236,7 +236,7 @@ def test_value_of_report_reaches_workers(scripted):
 def test_value_that_chooses_no_rows_is_refused(scripted):
     """The error names the option and what to write."""
     scripted(MANY, "--cka-memory-report=size").assert_refused(
-        "--cka-memory-report: cannot use 'size'; write a number of rows, a column, or both"
+        "--cka-memory-report: cannot use 'size' for the table; write how many rows it shows"
     )
 
 

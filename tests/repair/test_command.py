@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from emulated_cuda.torch_versions import allocator_variable
+from pytest_cka_memory.cli import Session
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
-from pytest_cka_memory.cli.repair import Session, _about_card, _about_peak
-from pytest_cka_memory.plugin.repair_session import Task
+from pytest_cka_memory.cli.repair import Proof
+from pytest_cka_memory.plugin.repair_session import MEASURE, Task
 from pytest_cka_memory.reports.html.page import render_repairs
 
 BRIEFLY = ("--seconds", "6")
@@ -217,10 +218,12 @@ def test_ranks_that_do_not_run_are_named_with_the_command_to_run_them(tmp_path: 
     """A copy for several cards that fails is not proven; the user can start its ranks himself."""
     each = {"name": "fully_shard", "cards": 2, "peak_bytes": 1, "numbers": "", "files": {"a": ""}}
     session = Failing("emulate:cuda:h100,devices=2,values=off", [])
-    assert _about_peak(session, "test_it.py::test_step", each, tmp_path) == (
+    proof = Proof(session, {"test": "test_it.py::test_step"}, 1.0)
+    assert proof.peak(each, tmp_path) == (
         "not proven: fully_shard: the patched copy does not run: ValueError: no; write the patch "
         "and run: torchrun --standalone --nproc-per-node=2 -m pytest --cka-memory-report "
-        "--cka-memory-device=emulate:cuda:h100,devices=2,values=off test_it.py::test_step"
+        "--cka-memory-device=emulate:cuda:h100,devices=2,values=off test_it.py::test_step",
+        False,
     )
 
 
@@ -232,7 +235,7 @@ class FullCard(Session):
     def results(self, task: Task, *, device: str | None = None, **_: Any) -> list[dict[str, Any]]:
         assert device == "emulate:cuda:t4,values=off"
         if not self.fits_small:
-            return [{"error": "torch.OutOfMemoryError: CUDA out of memory"}]
+            return [{"error": f"torch.OutOfMemoryError: CUDA out of memory. {'Long. ' * 40}"}]
         return [{"peak_bytes": 2**20, "reserved_bytes": 2 * 2**20}]
 
 
@@ -247,7 +250,7 @@ class FullCard(Session):
         (
             False,
             "not proven: del x: on emulate:cuda:t4,values=off: torch.OutOfMemoryError: CUDA out of "
-            f"memory. If its reserved memory is fragmented, "
+            f"memory. {'Long. ' * 26}If its reserved memory is fragmented, "
             f"{allocator_variable()}=expandable_segments:True helps",
         ),
     ],
@@ -258,7 +261,57 @@ def test_copy_is_also_run_on_the_card_that_was_full(tmp_path: Path, fits: bool, 
     session = FullCard("emulate:cuda:h100-nvl,values=off", [])
     session.card_that_was_full = "emulate:cuda:t4,values=off"
     session.fits_small = fits
-    assert (
-        _about_card(session, "test_it.py::test_step", {"name": "del x", "cards": 1}, tmp_path)
-        == line
-    )
+    proof = Proof(session, {"test": "test_it.py::test_step"}, 1.0)
+    assert proof.fit_on_card({"name": "del x", "cards": 1}, tmp_path) == (line, fits)
+
+
+class Measuring(Session):
+    """Sessions in which the peak of a copy is what the copied file says."""
+
+    def results(self, task: Task, *, folder: Path | None = None, **_: Any) -> list[dict[str, Any]]:
+        if task.mode != MEASURE:
+            return [{"error": "no values here"}]
+        assert folder is not None
+        size = int((folder / "size.txt").read_text("utf-8"))
+        return [{"peak_bytes": size, "ranks": [{"peak_bytes": size}]}]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "holds", "tried"),
+    [((1, 9, 9), True, ["a"]), ((9, 1, 9), True, ["a", "b"]), ((9, 9, 9), False, ["a", "b", "c"])],
+    ids=["recommended", "next", "none"],
+)
+def test_next_change_that_fits_is_proven_if_no_recommended_one_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    peaks: tuple[int, ...],
+    holds: bool,
+    tried: list[str],
+) -> None:
+    """Each change is predicted to have a peak of 1 byte; the proof goes on until one has it."""
+    monkeypatch.chdir(tmp_path)
+    Path("size.txt").write_text("9", "utf-8")
+    changes = [
+        {
+            "name": name,
+            "cards": 1,
+            "peak_bytes": 1,
+            "numbers": "",
+            "files": {str(tmp_path / "size.txt"): str(peak)},
+            "text": f"write {name}",
+        }
+        for name, peak in zip("abc", peaks, strict=True)
+    ]
+    answer = {
+        "test": "test_it.py::test_step",
+        "sizes": (0, 0),
+        "recommended": changes[:1],
+        "next": changes[1:],
+    }
+    session = Measuring("emulate:cuda:t4,values=off", [])
+    assert Proof(session, answer, 1.0).is_held() == holds
+    out, err = capsys.readouterr()
+    assert [name for name in "abc" if f"proven: {name}: " in out] == tried
+    assert [name for name in "bc" if f"change that fits: write {name}" in out] == tried[1:]
+    assert f"proving {tried[-1]}: the peak" in err

@@ -276,9 +276,18 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
     roots = [root for root in observed.roots if root.has_gradients]
     if len({root.kind for root in roots}) != 1 or observed.is_compiled:
         return
-    if not all(root.returns_scalar and root.batch_size for root in roots):
-        return
     sizes = {root.batch_size for root in roots}
+    if 0 in sizes:
+        return
+    if not all(root.returns_scalar for root in roots):
+        if max(sizes) > 1:
+            yield Refusal(
+                "micro-batches",
+                f"{roots[0].kind.__name__} does not return its loss, a single tensor; to write "
+                "them yourself, call backward() for parts of the batch, with each loss divided by "
+                "the number of parts",
+            )
+        return
     name = "{} micro-batches"
     if observed.batch_statistics:
         because = f"{observed.batch_statistics} computes its statistics over the whole batch"

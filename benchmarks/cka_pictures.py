@@ -1,6 +1,6 @@
 """Draw the pictures of docs/explanation/cka.md: five comparisons of small networks.
 
-python benchmarks/cka_gallery.py docs/images
+python benchmarks/cka_pictures.py docs/images
 
 All data is generated: gratings of four orientations in noise, and sentences of a made-up grammar.
 The networks are small and are trained here, in about a minute on one core. What the pictures show
