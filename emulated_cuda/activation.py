@@ -175,9 +175,13 @@ _own: dict[str, str] = {}
 
 
 def work_without_values() -> None:
-    """Keep files that exist, and send the sizes that ranks tell each other by way of the host."""
+    """Keep files that exist, and let pass what programs would read back and stop at zeros.
+
+    Ranks tell each other sizes by way of the host, and checks of values pass.
+    """
     _keep_existing_files()
     _send_over_gloo()
+    this_process.call_after("torch", _pass_checks)
 
 
 def _keep_existing_files() -> None:
@@ -250,6 +254,38 @@ def _written(file: Any) -> Any:
         return file
     path = os.path.abspath(os.fsdecode(file))
     return file if _own.get(path, path) == path else _own[path]
+
+
+def _pass_checks() -> None:
+    """Let checks of unknown values pass, after they have taken the memory that they take on a card.
+
+    Of zeros, ``torch.distributions`` would refuse a scale, and a training would end because its
+    loss is not finite: what is finite is computed by comparisons, whose results are zeros, too.
+    """
+    import torch
+
+    name = torch_versions.ALL_TRUE.value
+    if hasattr(torch, name):
+        setattr(torch, name, _true_on_device(getattr(torch, name)))
+    torch.isfinite = _true_on_device(torch.isfinite)
+    torch.Tensor.isfinite = _true_on_device(torch.Tensor.isfinite)  # type: ignore[method-assign]
+
+
+def _true_on_device(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a check whose result is true if it is a single one, of what is on the device."""
+    import torch
+
+    @wraps(check)
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        result = check(*args, **kwargs)
+        if torch.compiler.is_compiling() or result.dim() or not result.is_cuda:
+            return result
+        known = torch.ones_like(result, device="cpu")
+        # The memory of the result is in use as long as the program has it.
+        known.on_device = result  # type: ignore[attr-defined]
+        return known
+
+    return passing
 
 
 def _send_over_gloo() -> None:

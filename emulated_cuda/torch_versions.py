@@ -91,6 +91,12 @@ OBJECT_COLLECTIVES = Row(
     "their sizes back; if no values are computed, the emulated device sends these objects over "
     "Gloo",
 )
+ALL_TRUE = Row(
+    "_is_all_true",
+    "function of torch by which torch.distributions reads back whether its arguments are valid; if "
+    "no values are computed, it is true for tensors on the device. Where it is missing, pass "
+    "validate_args=False",
+)
 SINGULAR = Row("_LinAlgError", "name of torch's error for a matrix that cannot be decomposed")
 MEASURING = Row(
     ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),

@@ -227,6 +227,44 @@ def test_wrapped_traced_and_scripted_models_compute_values(python):
     assert run.returncode == 0, run.stderr
 
 
+CHECKING = """
+import emulated_cuda
+emulated_cuda.load("a100", values=VALUES)
+import torch
+from torch import distributions
+
+def check():
+    mean = torch.rand(64, 64, device="cuda")
+    normal = distributions.Normal(mean, mean)
+    chosen = distributions.Categorical(logits=mean).sample()
+    loss = normal.log_prob(normal.rsample()).mean() + chosen.sum()
+    if not torch.isfinite(loss) or not loss.isfinite().all() or torch.isnan(loss).any():
+        raise ValueError("loss is not finite")
+    finite = torch.isfinite(mean), torch.isfinite(loss)
+    return finite
+
+kept = check()
+print(torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated(), bool(kept[1]))
+print(kept[0].device, torch.isfinite(torch.tensor(torch.inf)).item())
+try:
+    distributions.Normal(0.0, -1.0)
+except ValueError:
+    print("refused")
+"""
+
+
+def test_checks_that_values_are_valid_pass_without_values_and_take_their_memory(python):
+    """Distributions and a loss on the device are accepted; what is on the CPU is checked."""
+    run, off = (
+        python("-c", CHECKING.replace("VALUES", values), forked=True)
+        for values in ("True", "False")
+    )
+    assert off.stdout == run.stdout, off.stderr
+    peak, rest = run.stdout.split(" ", 1)
+    assert int(peak) > 64 * 64 * 4
+    assert rest.splitlines()[1:] == ["cuda:0 False", "refused"]
+
+
 TRAINING = """
 import emulated_cuda
 emulated_cuda.load("a100")
