@@ -286,6 +286,7 @@ def _law(args: argparse.Namespace) -> int:
     try:
         target = target_of(args.step, args.card, args.device)
         assert target is not None, "a name has a target"
+        print(f"running {args.step} at several sizes", file=sys.stderr, flush=True)
         law = find_law(target, args.of, sizes)
         print(law)
         if others and not args.largest:

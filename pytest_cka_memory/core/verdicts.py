@@ -310,10 +310,12 @@ class Difference:
 def excess(difference: Difference, tolerance: Tolerance, whose: str) -> str:
     """Return by how much a known figure is above that of the baseline or of another test."""
     new, allowed = difference.new_bytes or 0, difference.allowed_bytes
+    because = f"{tolerance.text} above {whose}'s {format_exact(difference.old_bytes)}"
+    if allowed == difference.old_bytes:  # such as 5 % of 0
+        because = f"as in {whose}"
     return (
         f"{COMPARED[difference.figure].noun} {format_exact(new)}, allowed {format_exact(allowed)} "
-        f"({tolerance.text} above {whose}'s {format_exact(difference.old_bytes)}): "
-        f"{format_exact(new - allowed)} too much"
+        f"({because}): {format_exact(new - allowed)} too much"
     )
 
 

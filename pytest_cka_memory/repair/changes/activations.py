@@ -283,9 +283,9 @@ def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
         if max(sizes) > 1:
             yield Refusal(
                 "micro-batches",
-                f"{roots[0].kind.__name__} does not return its loss, a single tensor; to write "
-                "them yourself, call backward() for parts of the batch, with each loss divided by "
-                "the number of parts",
+                f"{roots[0].kind.__name__} does not return its loss as a single tensor; to write "
+                "them yourself, call backward() for each part, with its loss divided by their "
+                "number",
             )
         return
     name = "{} micro-batches"
