@@ -29,6 +29,8 @@ _DROPOUT = (
     *(torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout),
 )
 
+_LEAST_TOKENS = 64
+
 
 @dataclass
 class Root:
@@ -97,6 +99,8 @@ class Observed:
     losses: list[Loss] = field(default_factory=list)
     attention: set[torch.dtype] = field(default_factory=set)
     """The types of queries of ``scaled_dot_product_attention``; empty if it is not called."""
+    own_attention: dict[Site | None, list[int]] = field(default_factory=dict)
+    """Where attention weights of a graph are computed by ``softmax`` -> bytes of each call."""
     draws: bool = False
     """Whether a model draws random numbers of torch's when it is called."""
     mixing: Mixing = field(default_factory=Mixing)
@@ -172,6 +176,8 @@ class _Observer:
             observed.reads_gradients |= func == _GRAD and bool(self._since_step)
         if name == "scaled_dot_product_attention":
             observed.attention.add((args[0] if args else kwargs["query"]).dtype)
+        elif name == "softmax" and args and _are_scores(args[0]):
+            observed.own_attention.setdefault(calling_site(), []).append(args[0].nbytes)
         elif func is torch.nn.functional.cross_entropy and args and args[0].dim() == 2:
             observed.losses.append(loss_of(args, kwargs))
         elif func is torch.nn.functional.batch_norm and is_training(args, kwargs):
@@ -413,6 +419,12 @@ class _Observer:
 
 def _reached(root: Root, site: Site | None, _: torch.Tensor) -> None:
     root.has_gradients = root.calls[site] = True
+
+
+def _are_scores(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a score for each pair of tokens, and a graph keeps the softmax of it."""
+    is_square = tensor.dim() in (3, 4) and tensor.shape[-1] == tensor.shape[-2]
+    return is_square and tensor.shape[-1] >= _LEAST_TOKENS and tensor.requires_grad
 
 
 def _has_process_group() -> bool:

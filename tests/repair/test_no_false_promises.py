@@ -171,3 +171,55 @@ def test_sums_of_means_are_means() -> None:
     x = torch.ones(8, 2, requires_grad=True)
     total = (loss + 0.1 * x.square().mean()).double() / 2
     assert proof.numbers_of_parts(total, has_values=True) == ""
+
+
+class Attending(torch.nn.Module):
+    """Attention that is written by hand; `scores` has the shape of what the softmax gets."""
+
+    def __init__(self, scores: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(scores[-1], scores[-1]))
+        self.scores = scores
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.softmax(x.expand(self.scores) @ self.weight, dim=-1), None
+
+
+@pytest.mark.parametrize(
+    ("scores", "named"),
+    [
+        ((2, 4, 64, 64), "keeps attention weights, up to 0.13 MB in each of 2 calls"),
+        ((8, 64, 64), "keeps attention weights, up to 0.13 MB in each of 2 calls"),
+        ((8, 32, 64), None),
+        ((64, 64), None),
+    ],
+    ids=["heads", "batch", "classes", "one matrix"],
+)
+def test_attention_by_hand_is_named_with_its_line(
+    scores: tuple[int, ...], named: str | None
+) -> None:
+    """A softmax over a score for each pair of tokens; a softmax over classes is none."""
+    model = Attending(scores)
+
+    def step() -> None:
+        for _ in range(2):
+            model(torch.ones(scores[0], *scores[1:]))[0].sum().backward()
+
+    found = verdict_on(step, "scaled_dot_product_attention")
+    if named is None:
+        assert found == "not offered"
+    else:
+        assert "the softmax at test_no_false_promises.py:" in found
+        assert named in found
+
+
+def test_micro_batches_of_a_model_without_a_loss_say_what_to_write() -> None:
+    """The loss is computed outside the model, whose forward cannot be called for parts."""
+    model = torch.nn.Linear(4, 2)
+
+    def step() -> None:
+        model(torch.ones(8, 4)).sum().backward()
+
+    assert verdict_on(step, "micro-batches").startswith(
+        "refused: Linear does not return its loss as a single tensor; to write them yourself"
+    )

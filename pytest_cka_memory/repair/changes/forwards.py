@@ -24,6 +24,7 @@ from pytest_cka_memory.repair.trials import (
     with_own_forward,
 )
 from pytest_cka_memory.repair.written import text_of, with_bfloat16, with_forward
+from pytest_cka_memory.units import counted, format_with_unit
 
 Forward = Callable[..., Any]
 Wrapper = Callable[[Forward], Forward]
@@ -171,6 +172,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 def offers_of_attention(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield each implementation that does not keep the attention weights."""
+    for site, sizes in observed.own_attention.items():
+        where = "of a library" if site is None else f"at {site}"
+        yield Refusal(
+            "scaled_dot_product_attention",
+            f"it takes the place of several lines: the softmax {where} keeps attention weights, up "
+            f"to {format_with_unit(max(sizes))} in each of {counted(len(sizes), 'call')}; write "
+            "torch.nn.functional.scaled_dot_product_attention instead of both products, mask and "
+            "softmax",
+        )
     if not observed.attention or observed.device == "cpu" or observed.is_compiled:
         return
     if not observed.attention <= _OF_16_BITS:  # all but one take 16 bits only
