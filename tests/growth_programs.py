@@ -125,6 +125,26 @@ class FillsThenDrops(Part):
             self.kept.value.append(self.make())
 
 
+class LeavesViews(Part):
+    """Leaves views in cycles of tensors that it keeps itself for some batches more."""
+
+    def __init__(self, choose: random.Random, batches: int, device: str) -> None:
+        super().__init__(choose, batches, device)
+        self.held: deque[torch.Tensor] = deque(maxlen=choose.randrange(1, 5))
+        self.every, self.count = choose.randrange(1, 4), choose.randrange(1, 3)
+        self.detaches = choose.random() < 0.3
+        self.dropped = choose.randrange(batches + 1)
+
+    def run(self, batch: int) -> None:
+        if batch % self.every == 0:
+            tensor = self.make()
+            self.held.append(tensor)
+            for _ in range(self.count):
+                Cycle([tensor.detach() if self.detaches else tensor.view(-1)])
+        if batch == self.dropped:
+            self.held.clear()
+
+
 KINDS = (Keeps, Keeps, Replaces, LeavesGarbage, LeavesGarbage, Buffers, Flat)
 OWNERS = (*KINDS, FillsThenDrops, FillsThenDrops, FillsThenDrops)
 

@@ -23,8 +23,10 @@ _AT_FIRST = 60_000
 looked at: one takes 30 nanoseconds."""
 _PER_BOUNDARY = 1_000
 """What they may cost more after each boundary."""
-_PER_FOLLOWED = 300
-"""What each tensor, storage or autograd node costs that is freed with the garbage."""
+_PER_FOLLOWED = 60
+"""What each tensor, storage or autograd node costs that is freed with the garbage,"""
+_PER_ASKED = 240
+"""and how much more if the library cannot follow it."""
 _MOST_BEFORE = 300
 """So many objects that are older than the region are looked at as its own."""
 
@@ -43,6 +45,20 @@ class _Block(NamedTuple):
     serial: int
     allocated_bytes: int
     requested_bytes: int
+
+
+class _Waiting(NamedTuple):
+    """Garbage that was found at one count, and what is freed with it later.
+
+    A variable of a loop often keeps the memory of a view for a batch longer than the view.
+    """
+
+    garbage: frozenset[int]
+    """Identities."""
+    waiting: frozenset[int]
+    """Identities of objects that would be freed if C++ did not reference them."""
+    cost: int
+    """What it costs to follow it."""
 
 
 class Census(GarbageCounter):
@@ -84,9 +100,12 @@ class Census(GarbageCounter):
         """What it has cost to look at all objects of the region, and would again."""
         self._cost = 0
         """That of all such counts."""
-        self._waiting: set[int] = set()
-        """Identities of objects that would be freed if C++ did not reference them, until any object
-        is collected."""
+        self._waiting: list[_Waiting] = []
+        """Garbage with objects that wait, until any object is collected."""
+        self._has_lost = False
+        """Whether some of it was forgotten since all objects were looked at."""
+        self._followed_until = 0
+        """The number of boundaries when all of it was last followed."""
         self._seen_at = 0
         """How many objects had been collected then."""
         self._is_later = False
@@ -122,7 +141,11 @@ class Census(GarbageCounter):
             self._census.look_back(_MOST_BEFORE)
         allowed = _AT_FIRST + _PER_BOUNDARY * boundaries - self._cost
         is_all = of_all or not self._is_later or self._cost_of_all <= allowed
-        garbage, blocks = self._unreachable(BEGIN if is_all else LATER)
+        # Garbage of the last count is followed once more in any case.
+        older, followed_until = self._waiting[:-1], self._followed_until
+        allowed -= self._cost_of_all + sum(it.cost for it in older)
+        follows_all = is_all and (of_all or allowed >= 0)
+        garbage, blocks, late = self._unreachable(BEGIN if is_all else LATER, follows_all)
         self._census.advance()
         self._is_later = True
         if blocks is None:
@@ -130,10 +153,15 @@ class Census(GarbageCounter):
         self.known()  # forgets what was freed since
         new = self._new = [block for block in blocks if block.serial not in self._blocks]
         has_missed = is_all and any(it.serial <= self._serial_before for it in new)
-        self._missed_since = self._all_until if has_missed else None
+        missed_since = [self._all_until] if has_missed else []
+        if any(it.serial in late for it in new):
+            missed_since.append(followed_until)
+        self._missed_since = min(missed_since, default=None)
         self._serial_before = 0 if is_all else self._meter.serial()
         self._all_until = boundaries if is_all else self._all_until
         self._counted_at = boundaries
+        if follows_all or not (older or self._has_lost):
+            self._followed_until = boundaries
         self._add_blocks(new)
         if blocks:
             self._look(garbage, self._blocks.keys())
@@ -206,46 +234,84 @@ class Census(GarbageCounter):
         return counted, set(map(id, young)), freed.is_complete
 
     def has_left_out(self) -> bool:
-        return self._all_until < self._counted_at
+        return min(self._all_until, self._followed_until) < self._counted_at
 
     def missed_at_end(self) -> int | None:
         return without_collections(self._missed_at_end) if self.has_left_out() else None
 
     def _missed_at_end(self) -> int | None:
-        _, blocks = self._unreachable(BEGIN)
+        _, blocks, late = self._unreachable(BEGIN, follows_all=True)
+        known_until = min(self._all_until, self._followed_until)
         if blocks is None:
-            return self._all_until
-        new = (block for block in blocks if block.serial not in self._blocks)
-        is_missed = any(block.serial <= self._serial_before for block in new)
-        return self._all_until if is_missed else None
+            return known_until
+        new = [block for block in blocks if block.serial not in self._blocks]
+        is_missed = any(it.serial <= self._serial_before or it.serial in late for it in new)
+        return known_until if is_missed else None
 
-    def missed_since(self) -> int | None:
-        return self._missed_since
-
-    def _unreachable(self, since: int) -> tuple[list[Any], list[_Block] | None]:
+    def _unreachable(
+        self, since: int, follows_all: bool
+    ) -> tuple[list[Any], list[_Block] | None, Collection[int]]:
         """Return the garbage, and blocks that it keeps alive; None if they are not all known.
 
-        Of the garbage, only what is new is followed, unless more of it references the same objects.
+        The last are the numbers of blocks that may have been garbage at earlier counts already. Of
+        the garbage, that is followed which is new, or waits since the last count, or for the same
+        objects as these; with `follows_all` all that waits.
         """
         collected = collected_objects()
         # Other objects may have got the same identities. If other threads leave cycles, this is at
         # each count. It then follows again what is still there, in the time that is allowed.
         if collected != self._seen_at:
             self._census.forget()
-            self._waiting, self._seen_at = set(), collected
+            self._seen_at = collected
+            self._has_lost |= bool(self._waiting)
+            self._waiting = []
         new: list[Any] = []
         garbage, cost_again = self._census.unreachable(since, new)
+        self._has_lost &= since != BEGIN
         freed = self._freed_with(new)
-        cost = cost_again + _PER_FOLLOWED * freed.followed  # what is followed is not new again
-        if len(new) < len(garbage) and not self._waiting.isdisjoint(freed.waiting):
+        cost_of_new, waiting_of_new = _cost_of(freed), freed.waiting
+        cost = cost_again + cost_of_new  # what is followed is not new again
+        # Those of which all objects are listed: if `since` is later, older ones are not.
+        listed = frozenset(map(id, garbage)) if self._waiting else frozenset()
+        earlier = [it for it in self._waiting if it.waiting and it.garbage <= listed]
+        last = [it for it in earlier if it is self._waiting[-1]]
+        followed = last
+        if last:
             del freed  # its storages would count as in use
-            freed = self._freed_with(garbage)
-            cost += _PER_FOLLOWED * freed.followed
-        self._waiting |= freed.waiting
+            freed = self._follow(new, garbage, last)
+            cost += _cost_of(freed)
+        blocks = self._blocks_of(freed.storages) if freed.is_complete else None
+        late: Collection[int] = ()
+        if not follows_all:
+            shared = [it for it in earlier if not it.waiting.isdisjoint(freed.waiting)]
+            earlier = [it for it in earlier if it in last or it in shared]
+        if len(earlier) > len(last):
+            del freed
+            freed, followed = self._follow(new, garbage, earlier), earlier
+            cost += _cost_of(freed)
+            before = {block.serial for block in blocks or ()}
+            blocks = self._blocks_of(freed.storages) if freed.is_complete else None
+            if follows_all and self._followed_until < self._counted_at:
+                late = {block.serial for block in blocks or ()} - before
+        self._waiting = [
+            it._replace(waiting=it.waiting & freed.waiting) if it in followed else it
+            for it in self._waiting
+            if it not in followed or not it.waiting.isdisjoint(freed.waiting)
+        ]
+        waiting = waiting_of_new & freed.waiting
+        self._waiting.append(_Waiting(frozenset(map(id, new)), waiting, cost_of_new))
         if since == BEGIN:
             self._cost_of_all = cost_again
             self._cost += cost
-        return garbage, self._blocks_of(freed.storages) if freed.is_complete else None
+        return garbage, blocks, late
+
+    def _follow(
+        self, new: list[Any], garbage: list[Any], groups: "Collection[_Waiting]"
+    ) -> "Freed":
+        """Return what is freed with new garbage and that of some groups."""
+        idents = frozenset[int]().union(*(it.garbage for it in groups))
+        again = [value for value in garbage if id(value) in idents] if idents else []
+        return self._freed_with(new + again)
 
     def _blocks_of(self, storages: Iterable[Any]) -> list[_Block]:
         blocks = []
@@ -275,6 +341,10 @@ class Census(GarbageCounter):
     def _is_live(self, block: _Block) -> bool:
         block_there = self._meter.block_at(block.address)
         return block_there is not None and block_there[1] == block.serial
+
+
+def _cost_of(freed: "Freed") -> int:
+    return _PER_FOLLOWED * freed.followed + _PER_ASKED * freed.asked
 
 
 class Beginning:

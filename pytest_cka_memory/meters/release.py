@@ -43,7 +43,9 @@ class Freed(NamedTuple):
     is_complete: bool
     """False if there may be more, because torch does not show all that the garbage references."""
     followed: int
-    """How many objects the search had to ask for references in C++."""
+    """How many objects with references in C++ were followed,"""
+    asked: int
+    """and how many of them not by the library, which takes several times as long."""
     waiting: frozenset[int]
     """Identities of objects that have lost all references of Python, but not those of C++."""
 
@@ -51,7 +53,7 @@ class Freed(NamedTuple):
 def freed_with(garbage: Sequence[Any]) -> Freed:
     """Return what is freed with `garbage`, the objects of a census."""
     if not garbage:
-        return Freed([], is_complete=True, followed=0, waiting=frozenset())
+        return Freed([], is_complete=True, followed=0, asked=0, waiting=frozenset())
     with torch_private.no_torch_function():  # the user's modes must not see these calls
         _learn_types()
         return _Release(garbage).freed()
@@ -128,13 +130,14 @@ def _learn_types() -> None:
     of_cpp = int(torch_keepers.keeps_objects())
     steps = (
         (Asked.MUST_BE, attrgetter("layout"), torch.strided),
-        (Asked.MUST_BE, torch_private.base_of, None),
+        (Asked.MUST_BE, _is_special_view, False),
         (Asked.MUST_BE, attrgetter("is_quantized"), False),
         (Asked.MUST_BE, attrgetter("is_nested"), False),
         (Asked.MUST_BE, torch_private.is_lazy_clone, False),
         (Asked.REFERENCE, plain_storage_of, None),
         (Asked.REFERENCE, attrgetter("grad_fn"), None),
         (Asked.REFERENCE, _gradient_of_plain, None),
+        (Asked.REFERENCE, torch_private.base_of, None),
     )
     for kind in PLAIN_TENSORS:
         learn(kind, HowToFollow(steps, 1, of_cpp, torch_private.use_count))
@@ -170,6 +173,21 @@ def _special_types(array: type) -> tuple[type, ...]:
     return torch.Tensor, torch_private.FUNCTION_BASE, array, *_OTHERS, *_OPAQUE
 
 
+def _is_special_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view that takes more to follow than its storage and its base.
+
+    The node of a view may be made anew when it is read. See also :func:`_has_hidden_parts`.
+    """
+    base = torch_private.base_of(tensor)
+    return base is not None and (
+        tensor.requires_grad
+        or base.requires_grad
+        or base.dtype != tensor.dtype
+        or tensor.is_conj()
+        or tensor.is_neg()
+    )
+
+
 def _gradient_of_plain(tensor: torch.Tensor) -> torch.Tensor | None:
     # Reading .grad of any other tensor prints a warning.
     return tensor.grad if tensor.grad_fn is None or tensor.retains_grad else None
@@ -191,8 +209,9 @@ class _Release:
 
     def freed(self) -> Freed:
         """Follow all references and return what has lost all of its own."""
-        python = self._python
+        python, asked = self._python, 0
         while left_over := python.follow():
+            asked += len(left_over)
             for value in left_over:
                 _learn(type(value))
                 if not python.is_freed(id(value)) and self._is_unused(value):
@@ -200,7 +219,7 @@ class _Release:
         waiting, left_over = python.waiting()
         waiting += filter(self._is_waiting, left_over)
         idents = frozenset(map(id, waiting))
-        return Freed(python.storages, self._is_complete, len(python.met), idents)
+        return Freed(python.storages, self._is_complete, len(python.met), asked, idents)
 
     def _is_waiting(self, value: Any) -> bool:
         node_kind = _node_kind(type(value))

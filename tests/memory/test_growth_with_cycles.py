@@ -1,10 +1,21 @@
 """Growth of loops that leave garbage in reference cycles, compared with a collection per batch."""
 
+from collections import deque
 from functools import partial
 
 import pytest
 import torch
-from growth_programs import OWNERS, WAYS, Cycle, KeepsOne, LeavesOne, check_random_loops, growth
+from growth_programs import (
+    OWNERS,
+    WAYS,
+    Cycle,
+    KeepsOne,
+    LeavesOne,
+    LeavesViews,
+    Part,
+    check_random_loops,
+    growth,
+)
 
 from pytest_cka_memory import MemoryProbe
 
@@ -76,6 +87,31 @@ def test_growth_beside_owners_that_are_dropped_when_nothing_is_allocated_is_true
 ) -> None:
     """Owners that are full, and dropped some batches later, are in use until then."""
     check_random_loops(cpu, "cpu", range(36 if is_native else 2), OWNERS, are_older=are_older)
+
+
+@pytest.mark.parametrize("others", [(), OWNERS], ids=["alone", "beside others"])
+def test_growth_beside_views_of_what_is_kept_longer_is_true(
+    cpu: MemoryProbe, is_native: bool, others: tuple[type[Part], ...]
+) -> None:
+    """Memory of a view in garbage is in use until the loop drops the tensor, some batches later."""
+    kinds = (*others, LeavesViews, LeavesViews)
+    check_random_loops(cpu, "cpu", range(30 if is_native else 2), kinds)
+
+
+@pytest.mark.parametrize("batches", [12, 100])
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_views_in_garbage_of_the_last_batches_are_no_growth(
+    cpu: MemoryProbe, is_native: bool, kept: int, batches: int
+) -> None:
+    """The usual case is a variable of the loop, which keeps its tensor until the next batch."""
+    batches = batches if is_native else 12  # the ledger collects, and not at every boundary
+    held, values = deque[torch.Tensor](maxlen=kept), []
+    with cpu.measure() as region:
+        for _ in region.batches(range(batches)):
+            held.append(torch.empty(1024))
+            Cycle([held[-1].view(-1)])
+            values.append(torch.empty(10))
+    assert region.growth_bytes_per_batch == 40
 
 
 def test_what_was_in_use_at_a_flat_boundary_is_not_taken_for_garbage(cpu: MemoryProbe) -> None:
