@@ -59,6 +59,8 @@ class _Waiting(NamedTuple):
     """Identities of objects that would be freed if C++ did not reference them."""
     cost: int
     """What it costs to follow it."""
+    found_at: int
+    """The number of that count."""
 
 
 class Census(GarbageCounter):
@@ -102,6 +104,9 @@ class Census(GarbageCounter):
         """That of all such counts."""
         self._waiting: list[_Waiting] = []
         """Garbage with objects that wait, until any object is collected."""
+        self._nodes: set[int] = set()
+        """Identities of autograd nodes that were freed with garbage, and are garbage themselves."""
+        self._counts = 0
         self._has_lost = False
         """Whether some of it was forgotten since all objects were looked at."""
         self._followed_until = 0
@@ -142,7 +147,8 @@ class Census(GarbageCounter):
         allowed = _AT_FIRST + _PER_BOUNDARY * boundaries - self._cost
         is_all = of_all or not self._is_later or self._cost_of_all <= allowed
         # Garbage of the last count is followed once more in any case.
-        older, followed_until = self._waiting[:-1], self._followed_until
+        older = [it for it in self._waiting if it.found_at < self._counts]
+        followed_until = self._followed_until
         allowed -= self._cost_of_all + sum(it.cost for it in older)
         follows_all = is_all and (of_all or allowed >= 0)
         garbage, blocks, late = self._unreachable(BEGIN if is_all else LATER, follows_all)
@@ -248,6 +254,9 @@ class Census(GarbageCounter):
         is_missed = any(it.serial <= self._serial_before or it.serial in late for it in new)
         return known_until if is_missed else None
 
+    def missed_since(self) -> int | None:
+        return self._missed_since
+
     def _unreachable(
         self, since: int, follows_all: bool
     ) -> tuple[list[Any], list[_Block] | None, Collection[int]]:
@@ -264,46 +273,49 @@ class Census(GarbageCounter):
             self._census.forget()
             self._seen_at = collected
             self._has_lost |= bool(self._waiting)
-            self._waiting = []
+            self._waiting, self._nodes = [], set()
         new: list[Any] = []
         garbage, cost_again = self._census.unreachable(since, new)
         self._has_lost &= since != BEGIN
+        new = [value for value in new if id(value) not in self._nodes]
         freed = self._freed_with(new)
-        cost_of_new, waiting_of_new = _cost_of(freed), freed.waiting
+        self._nodes |= freed.nodes
+        cost_of_new, waiting = _cost_of(freed), freed.waiting
         cost = cost_again + cost_of_new  # what is followed is not new again
-        # Those of which all objects are listed: if `since` is later, older ones are not.
-        listed = frozenset(map(id, garbage)) if self._waiting else frozenset()
-        earlier = [it for it in self._waiting if it.waiting and it.garbage <= listed]
-        last = [it for it in earlier if it is self._waiting[-1]]
-        followed = last
-        if last:
-            del freed  # its storages would count as in use
-            freed = self._follow(new, garbage, last)
-            cost += _cost_of(freed)
-        blocks = self._blocks_of(freed.storages) if freed.is_complete else None
         late: Collection[int] = ()
-        if not follows_all:
-            shared = [it for it in earlier if not it.waiting.isdisjoint(freed.waiting)]
-            earlier = [it for it in earlier if it in last or it in shared]
-        if len(earlier) > len(last):
-            del freed
-            freed, followed = self._follow(new, garbage, earlier), earlier
-            cost += _cost_of(freed)
-            before = {block.serial for block in blocks or ()}
-            blocks = self._blocks_of(freed.storages) if freed.is_complete else None
-            if follows_all and self._followed_until < self._counted_at:
-                late = {block.serial for block in blocks or ()} - before
-        self._waiting = [
-            it._replace(waiting=it.waiting & freed.waiting) if it in followed else it
-            for it in self._waiting
-            if it not in followed or not it.waiting.isdisjoint(freed.waiting)
-        ]
-        waiting = waiting_of_new & freed.waiting
-        self._waiting.append(_Waiting(frozenset(map(id, new)), waiting, cost_of_new))
+        self._counts += 1
+        if self._waiting:
+            # Those of which all objects are listed: if `since` is later, older ones are not.
+            listed = frozenset(map(id, garbage))
+            earlier = [it for it in self._waiting if it.garbage <= listed]
+            last = [it for it in earlier if it.found_at == self._counts - 1]
+            if last:
+                del freed  # its storages would count as in use
+                freed = self._follow(new, garbage, last)
+                cost += _cost_of(freed)
+            if not follows_all:
+                now = freed.waiting
+                earlier = [it for it in earlier if it in last or not it.waiting.isdisjoint(now)]
+            if len(earlier) > len(last):
+                before = {block.serial for block in self._blocks_of(freed.storages)}
+                del freed
+                freed = self._follow(new, garbage, earlier)
+                cost += _cost_of(freed)
+                if follows_all and self._followed_until < self._counted_at:
+                    late = {block.serial for block in self._blocks_of(freed.storages)} - before
+            waiting &= freed.waiting
+            self._waiting = [
+                it._replace(waiting=it.waiting & freed.waiting) if it in earlier else it
+                for it in self._waiting
+                if it not in earlier or not it.waiting.isdisjoint(freed.waiting)
+            ]
+        if waiting:
+            idents = frozenset(map(id, new))
+            self._waiting.append(_Waiting(idents, waiting, cost_of_new, self._counts))
         if since == BEGIN:
             self._cost_of_all = cost_again
             self._cost += cost
-        return garbage, blocks, late
+        return garbage, self._blocks_of(freed.storages) if freed.is_complete else None, late
 
     def _follow(
         self, new: list[Any], garbage: list[Any], groups: "Collection[_Waiting]"

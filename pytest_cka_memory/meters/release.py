@@ -48,6 +48,9 @@ class Freed(NamedTuple):
     """and how many of them not by the library, which takes several times as long."""
     waiting: frozenset[int]
     """Identities of objects that have lost all references of Python, but not those of C++."""
+    nodes: frozenset[int] = frozenset()
+    """Identities of autograd nodes that are freed. To follow them makes Python objects of them,
+    which torch keeps in some versions, and which are garbage then."""
 
 
 def freed_with(garbage: Sequence[Any]) -> Freed:
@@ -219,7 +222,9 @@ class _Release:
         waiting, left_over = python.waiting()
         waiting += filter(self._is_waiting, left_over)
         idents = frozenset(map(id, waiting))
-        return Freed(python.storages, self._is_complete, len(python.met), asked, idents)
+        nodes = (id(it) for it in python.met if _node_kind(type(it)) is not None)
+        freed = frozenset(filter(python.is_freed, nodes))
+        return Freed(python.storages, self._is_complete, len(python.met), asked, idents, freed)
 
     def _is_waiting(self, value: Any) -> bool:
         node_kind = _node_kind(type(value))
