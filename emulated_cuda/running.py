@@ -166,8 +166,10 @@ def _line(process: ProcessUse, device: DeviceUse) -> str:
 def _result(process: ProcessUse, device: DeviceUse) -> str:
     missing = f"{_mb(device.missing_bytes)} more would have been needed"
     if device.ran_out:
-        return f"out of memory: {missing}"
+        return f"out of memory: {missing} for this allocation; a larger card shows what all needs"
     if process.end is None:
+        if device.missing_bytes:
+            return "fits; a library was refused memory, and went on with less, such as a workspace"
         condition = cards.condition_to_fit(
             process.card,
             process.total_bytes - device.reserved_bytes,
@@ -183,9 +185,7 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
 
 
 def _fits(process: ProcessUse, device: DeviceUse) -> bool | None:
-    if device.ran_out:
-        return False
-    return True if process.end is None else None
+    return not device.ran_out if device.ran_out or process.end is None else None
 
 
 def _mb(size: int) -> str:

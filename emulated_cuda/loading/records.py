@@ -147,6 +147,8 @@ class _Recorder:
         self._highest: dict[int, int] = {}
         """Device -> the highest allocated bytes before the program's last reset of the peak."""
         self._refusals: dict[int, Refusal] = {}
+        self._raised = 0
+        """How often torch has told Python that the memory did not suffice."""
         self._exception: str | None = None
         this_process.call_after("torch", self._follow_torch)
         atexit.register(self._write_end)
@@ -155,7 +157,7 @@ class _Recorder:
 
     def begin(self) -> None:
         """Write what is known of this process, whatever happens to it."""
-        self._exception, self._refusals = None, {}
+        self._exception, self._refusals, self._raised = None, {}, 0
         self._began_ns = time.monotonic_ns()  # of the machine: the same clock for all processes
         self._library.keep_figures_in(str(self._folder / f"{os.getpid()}.figures"))
         self._write(None)
@@ -191,6 +193,15 @@ class _Recorder:
 
         torch_private.call_before_peak_resets(self._note_peaks)
         torch_private.call_when_memory_is_refused(self._note_refusal)
+        error = sys.modules["torch"].OutOfMemoryError
+        made = error.__init__
+
+        @wraps(made)
+        def raised(*args: Any) -> None:
+            self._raised += 1
+            made(*args)
+
+        error.__init__ = raised
 
     def _note_refusal(self, index: int, requested: int, total: int, left: int) -> None:
         with suppress(Exception):  # one from here would replace the error that the program gets
@@ -204,7 +215,11 @@ class _Recorder:
     def _write_end(self) -> None:
         self._note_peaks()
         self._exception = _exception() or self._exception
-        ran_out = {index: stats.get("num_ooms", 0) > 0 for index, stats in _stats()}
+        # What a library has caught in C++, such as cuDNN, which then takes a smaller workspace, is
+        # no error of the program.
+        ran_out = {
+            index: self._raised > 0 and stats.get("num_ooms", 0) > 0 for index, stats in _stats()
+        }
         refusals = {index: list(astuple(each)) for index, each in self._refusals.items()}
         self._write({"allocated": self._highest, "ran_out": ran_out, "refusals": refusals})
 

@@ -289,8 +289,9 @@ def _law(args: argparse.Namespace) -> int:
         print(f"running {args.step} at several sizes", file=sys.stderr, flush=True)
         law = find_law(target, args.of, sizes)
         print(law)
-        if others and not args.largest:
+        if others and (not args.largest or args.largest in others):
             print(law.at(**others))
+            others.pop(args.largest, None)
         if args.largest:
             card = args.fits or args.card or DEFAULT_CARD
             largest = law.largest(args.largest, card=card, **others)

@@ -307,11 +307,17 @@ class Search:
             size = min(size - 1, size - size * down // 100) if down < 100 else size // 2
         if size > 0:
             fitting = self._rounded(size)
-        while too_large - fitting > self._unit and len(self._known) < _MOST_RUNS:
+        while len(self._known) < _MOST_RUNS:
             middle = self._rounded((fitting + too_large) // 2)
-            if middle <= fitting:
+            if middle > fitting:
+                fits = self._fits(middle)
+                fitting, too_large = (middle, too_large) if fits else (fitting, middle)
+            elif fitting and self._fits(fitting + self._unit):  # although the law says no
+                fitting += self._unit
+                too_large = fitting + max(2 * self._unit, fitting // 8)
+            else:
+                too_large = fitting + self._unit
                 break
-            fitting, too_large = (middle, too_large) if self._fits(middle) else (fitting, middle)
         if not fitting:
             how = (
                 f"no {name} that was tried ran in {memory}; the smallest was "

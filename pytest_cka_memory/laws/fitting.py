@@ -216,8 +216,8 @@ class _Search:
         points = [(*base[:index], value, *base[index + 1 :]) for value in self.values[index]]
         return list(map(self.at, points))
 
-    def _add_value(self, base: Sequence[int], index: int) -> None:
-        """Run one more value of a size: twice the largest first, then between the largest.
+    def _add_value(self, base: Sequence[int], index: int) -> bool:
+        """Run one more value of a size: twice the largest first, then between two.
 
         So the larger sizes, for which the law is wanted, are enough even if the smaller ones run
         other kernels.
@@ -227,16 +227,17 @@ class _Search:
         middle = (low + high) // 2 // step * step
         between = middle if low < middle < high else (values[0] + step)
         is_wide = len(values) % 2 or high >= 4 * low or between in values
-        wanted = [2 * high, between] if is_wide else [between]
-        for value in wanted:
-            try:
-                self.at((*base[:index], value, *base[index + 1 :]))
-            except RegionError:  # too large for the device
-                if value == wanted[-1] or between in values:
-                    raise
-            else:
+        for value in {2 * high: None, between: None} if is_wide else (between,):
+            if value not in values and self._runs((*base[:index], value, *base[index + 1 :])):
                 self.values[index] = sorted({*values, value})
-                return
+                return True
+        return False
+
+    def _runs(self, point: Point) -> bool:
+        """Whether the device has memory for these sizes."""
+        with suppress(RegionError):
+            self.at(point)
+        return point in self._known
 
     def degree_and_least(self, base: Sequence[int], index: int) -> tuple[int, int] | None:
         """Return the degree in one size, and from where on; None if it has no law."""
@@ -245,9 +246,10 @@ class _Search:
             degree = self._degree(axis, index)
             if degree is not None:
                 return degree, axis[0].point[index]
-            if len(axis) >= self.most:
+            if len(axis) >= self.most or not self._add_value(base, index):
                 break
-            self._add_value(base, index)
+        if len(axis) == 2:  # which any line fits
+            raise next(reversed(self.too_large.values()))
         # Small sizes may run other kernels, so they are left out, as few as possible. Only after
         # that may a line without a law be left that is far below the peak.
         for is_strict in (True, False):
@@ -277,8 +279,7 @@ class _Search:
     def at_largest(self, allowed: Sequence[Sequence[int]]) -> None:
         """Run the largest sizes together, or the largest ones that the device has memory for."""
         for fewer in range(max(map(len, allowed))):
-            with suppress(RegionError):
-                self.at(tuple(values[max(0, len(values) - 1 - fewer)] for values in allowed))
+            if self._runs(tuple(values[max(0, len(values) - 1 - fewer)] for values in allowed)):
                 return
 
     def extend(self, index: int, count: int) -> None:

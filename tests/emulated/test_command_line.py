@@ -165,7 +165,8 @@ def test_out_of_memory_names_what_was_missing(children):
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB" in children.stderr
     assert (
         f"{OF_CHILD} 0.0 MB allocated, 0.0 MB reserved, of 1,024.0 MB: out of memory: "
-        "1,024.0 MB more would have been needed"
+        "1,024.0 MB more would have been needed for this allocation; a larger card shows what all "
+        "needs"
     ) in lines(children)
 
 
@@ -241,6 +242,33 @@ def test_process_that_ends_early_is_not_said_to_fit(emulated, tmp_path):
         is_unknown = words.startswith("allocated unknown")
         assert is_unknown == (result == EARLY.format("a signal")), line
     assert list(folder.iterdir()) == []
+
+
+SMALLER_WORKSPACE = """
+import torch
+layer = torch.nn.Conv2d(128, 128, 7, padding=3).cuda()
+x = torch.ones(16, 128, 64, 64, device="cuda", requires_grad=True)
+fill = torch.empty(FILL * 2**20, dtype=torch.uint8, device="cuda")
+layer(x).sum().backward()
+print(torch.cuda.memory_stats()["num_ooms"])
+"""
+
+
+@pytest.mark.parametrize(("fill", "refused"), [(1_500, False), (1_830, True)])
+def test_program_fits_if_a_library_goes_on_with_less_memory(emulated, tmp_path, fill, refused):
+    """A convolution takes a smaller workspace if its own is refused: no error is raised."""
+    page = tmp_path / "memory.json"
+    run = emulated(
+        SMALLER_WORKSPACE.replace("FILL", str(fill)),
+        *("--no-values", "--card", "a100", "--memory", "2.5GB", f"--json={page}"),
+    )
+    assert run.returncode == 0, run.stderr
+    if refused and run.stdout.split()[-1] == "0":
+        pytest.skip("this version of cuDNN wants a smaller workspace")
+    end = "; a library was refused memory, and went on with less, such as a workspace"
+    assert lines(run)[0].endswith(f"2,048.0 MB: fits{end if refused else ''}")
+    (row,) = json.loads(page.read_text("utf-8"))
+    assert (row["fits"], row["out_of_memory"], row["missing_bytes"] > 0) == (True, False, refused)
 
 
 @pytest.mark.parametrize(

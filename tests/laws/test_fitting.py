@@ -149,6 +149,14 @@ def test_device_that_is_full_after_two_sizes_has_no_law(most: int) -> None:
         fit(limited(most, levels((LOSS, lambda n: 5 * n))), {"n": (1, 2)})
 
 
+def test_law_is_found_without_sizes_that_the_device_has_no_memory_for() -> None:
+    """Further values of a size are chosen below the largest if its double does not fit."""
+    law = levels((LOSS, lambda n: 5 * n + 9), (BACKWARD, lambda n: 6 * n + 10 * (n // 6)))
+    fitted = fit(limited(300, law), {"n": (8, 16, 32)})
+    assert {sample.point[0] for sample in fitted.samples} == {8, 16, 24, 32}
+    assert (64,) in fitted.too_large
+
+
 def test_a_line_that_allocates_more_often_does_not_hide_the_peak() -> None:
     """A larger size adds a small block after the peak of the same line."""
 
