@@ -329,8 +329,8 @@ class Search:
         how = f"{name}={fitting:,} ran in {memory} and reserved {reserved_bytes / 2**20:,.0f} MB"
         if above is not None and not above.fits:
             how += f"; {name}={too_large:,} ran out of memory"
-        elif too_large == at_least:
-            how += f"; by the law, {name}={too_large:,} does not fit"
+        else:
+            how += f"; larger ones may fit, as the search ended after {len(self._known)} runs"
         if self._unit > 1:
             how += f"; only multiples of {self._unit} were tried"
         return Largest.of(fitting, by_law, how, reserved_bytes=reserved_bytes)

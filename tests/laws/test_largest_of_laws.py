@@ -29,7 +29,7 @@ class Card:
             (3, 100, 101),
             (1, 1, 2),
         ],
-        *[(102, 95, 96), (140, 95, 96), (101, 100, 101)],
+        *[(102, 95, 96), (110, 95, 96), (101, 100, 101)],
     ],
 )
 def test_value_is_the_largest_that_ran(truth: int, by_law: int, at_least: int) -> None:
@@ -69,6 +69,7 @@ def test_few_runs_in_a_wide_range() -> None:
     card = Card(1_632_857)
     found = Search(card.run, 1).verified("batch", 1_935_521, 2_000_000, "t4")
     assert found <= card.fits_up_to < found * 1.01
+    assert found.how.endswith("larger ones may fit, as the search ended after 14 runs")
     assert len(card.runs) == 14
 
 
