@@ -69,6 +69,14 @@ def add_parser(commands: Any) -> None:
         "exit with status 1 if no change is proven",
     )
     parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="CHANGE",
+        help="also say how to write this row of the table, and prove it with --prove; may be given "
+        "several times, e.g. --also 'checkpoint every Block'",
+    )
+    parser.add_argument(
         "--proof-seconds",
         type=float,
         default=120.0,
@@ -110,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
     budget_bytes = None if budget is None else _budget(budget)
     label = " ".join(args.script)
     draws = args.html is not None
-    task = Task("", SEARCH, budget_bytes, args.seconds, draws=draws, label=label)
+    also = tuple(args.also)
+    task = Task("", SEARCH, budget_bytes, args.seconds, draws=draws, label=label, also=also)
     status = 0
     every = []
     with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-script-") as made:

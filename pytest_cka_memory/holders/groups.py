@@ -35,6 +35,7 @@ from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.objects import grad_fn_of, gradient_of, is_node
+from pytest_cka_memory.units import counted
 
 _CREATES = frozenset(
     {"arange", "as_tensor", "asarray", "empty", "eye", "from_dlpack", "from_numpy", "frombuffer"}
@@ -126,10 +127,21 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
                 largest.holding,
                 bytes=sum(entry.holding.bytes for entry in members),
                 count=sum(entry.holding.count for entry in members),
+                created_at=_callers_of_all(largest.holding, members),
                 module=tensors.largest_modules(sizes, modules),
             )
         )
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
+
+
+def _callers_of_all(largest: Holding, members: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the frames of the largest member, up to where those of other members differ."""
+    frames = largest.created_at
+    for depth in range(1, len(frames)):
+        paths = {entry.holding.created_at[1 : depth + 1] for entry in members}
+        if len(paths) > 1:
+            return (*frames[:depth], f"{frames[depth]} and {counted(len(paths) - 1, 'other line')}")
+    return frames
 
 
 def _entry_of(group: AllocationGroup, kind: str | None, hint: str | None = None) -> Entry:

@@ -44,6 +44,8 @@ class Task:
     """The batch and the tokens of the test, and smaller ones instead; None to keep them."""
     label: str = ""
     """What is run, if it is not a test of the user; otherwise tests have their own names."""
+    also: tuple[str, ...] = ()
+    """Names of further changes to say how to write."""
     ranks: int = 1
     """How many processes run it under torchrun; each has a result of its own."""
 
@@ -136,6 +138,7 @@ class RepairSession:
             return {"error": repairs.as_it_is.error or "interrupted"}
         if repairs.as_it_is.figures is None and not self._task.goes_on:
             return {"error": "out of memory", "ran_out": True}
+        repairs.also = self._task.also
         report = RepairReport(repairs, meter.device, self._task.label or item.nodeid)
         pictures = []
         if self._task.draws and not repairs.was_interrupted:

@@ -60,6 +60,8 @@ def _lines(repairs: Repairs, device: str, label: str) -> Iterator[str]:
         yield f"not everything was tried: {'interrupted' if repairs.was_interrupted else why}"
     for refusal in repairs.refusals:
         yield f"not tried: {refusal.name}, because {refusal.because}"
+    for name in set(repairs.also) - {trial.name for trial in repairs.ran}:
+        yield f"--also {name!r}: no change of this name ran; write a name as in the table"
     yield ""
     yield from _answer(repairs)
     helpers: dict[str, None] = {}
@@ -137,23 +139,26 @@ def _row(repairs: Repairs, trial: Trial) -> list[str]:
 
 def recommended(repairs: Repairs) -> list[Trial]:
     """Return the trials for which the report says what to write."""
+    also = [trial for trial in repairs.ran if trial.name in repairs.also]
+    return list({trial.name: trial for trial in [*_best(repairs), *also]}.values())
+
+
+def _best(repairs: Repairs) -> list[Trial]:
     if repairs.budget_bytes is not None:
         if fits_as_it_is(repairs):
             return []
         fitting = repairs.fitting
         exact = [trial for trial in fitting if keeps_numbers(trial)]
         surely = surely_fitting(repairs)
-        recommended = [*exact[:1], *fitting[:1], *([surely] if surely is not None else [])]
-    else:
-        singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
-        exact = [trial for trial in singles if keeps_numbers(trial)]
-        candidates = [*exact[:1], repairs.lowest_exact]
-        recommended = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
-        if not recommended and repairs.lowest is not None:
-            recommended = [repairs.lowest]
-        # What was asked for by giving several cards.
-        recommended += [trial for trial in singles if trial.cards > 1 and trial not in recommended]
-    return list({trial.name: trial for trial in recommended}.values())
+        return [*exact[:1], *fitting[:1], *([surely] if surely is not None else [])]
+    singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
+    exact = [trial for trial in singles if keeps_numbers(trial)]
+    candidates = [*exact[:1], repairs.lowest_exact]
+    best = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
+    if not best and repairs.lowest is not None:
+        best = [repairs.lowest]
+    # What was asked for by giving several cards.
+    return best + [trial for trial in singles if trial.cards > 1 and trial not in best]
 
 
 def next_fitting(repairs: Repairs) -> list[Trial]:

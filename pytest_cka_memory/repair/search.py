@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -44,6 +44,8 @@ class Repairs:
     is_complete: bool = False
     """False if it was interrupted, or ended for lack of time."""
     was_interrupted: bool = False
+    also: Collection[str] = ()
+    """Names of further trials to say how to write."""
 
     def saved_bytes(self, trial: Trial) -> int:
         """Return by how much the peak is lower than that of the step as it is; 0 if not known."""

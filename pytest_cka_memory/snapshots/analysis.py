@@ -326,6 +326,8 @@ class Line(NamedTuple):
     """What it probably is, of its largest part."""
     bytes: int
     blocks: int
+    other_callers: int = 0
+    """From how many other lines it was called."""
 
 
 class Lines:
@@ -387,6 +389,7 @@ class Lines:
                 kind_of(self._snapshot, parts[0].site),
                 sum(part.bytes for part in parts),
                 sum(part.blocks for part in parts),
+                len({self.text(part.site)[1][:1] for part in parts}) - 1,
             )
             for text, parts in parts_of_lines.items()
         ]

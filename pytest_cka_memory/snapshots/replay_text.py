@@ -11,6 +11,7 @@ from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.snapshots.analysis import Analysis, Lines
+from pytest_cka_memory.snapshots.reading import OUT_OF_MEMORY
 from pytest_cka_memory.snapshots.replays import Exactness
 from pytest_cka_memory.snapshots.snapshot_text import RECORD
 from pytest_cka_memory.snapshots.trials import Trial, Trials
@@ -43,6 +44,12 @@ def lines(trials: Trials, lines_of: Lines, card: str) -> Iterator[str]:
         yield (f"fits: whether {name} is enough, with {_mb(trials.usable_bytes)} for a program")
     yield from _table(trials)
     yield ""
+    if OUT_OF_MEMORY in trials.device.actions and any(trial.fits for trial in trials.trials):
+        yield (
+            "the recording ends after memory was refused, so yes means: enough until then. What "
+            "the program needs later is not known; run it with the setting to see, or on a larger "
+            "card"
+        )
     yield from _advice(trials, lines_of)
     yield from _notes(trials)
 

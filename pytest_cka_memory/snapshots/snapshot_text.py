@@ -36,8 +36,8 @@ RECORD = 'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks
 """The line that records."""
 _OLDER = "memory from before the test, whose lines of code are not known"
 _REPAIR = (
-    "to see which change of the program lowers the peak, with your card and script, or a test: "
-    "python -m pytest_cka_memory repair --card h100 train.py"
+    "to see which change of the program lowers the peak: python -m pytest_cka_memory repair --card "
+    "CARD SCRIPT.py, or a test instead of the script"
 )
 _LEAST_UNUSED = 0.05
 """A share of the reserve: advice on less would not be about what fills the card."""
@@ -210,6 +210,8 @@ def _lines(title: str, rows: Sequence[Line], most: int) -> Iterator[str]:
     shown = rows if len(rows) <= most + 1 else rows[:most]
     for row in shown:
         caller = f", from {row.callers[0]}" if row.callers else ""
+        if row.callers and row.other_callers:
+            caller += f" and {counted(row.other_callers, 'other line')}"
         yield (
             f"  {row.bytes / MB:>10,.1f} MB in {counted(row.blocks, 'block')}  "
             f"{row.line}{caller}  [{row.kind}]"

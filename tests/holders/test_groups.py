@@ -11,7 +11,7 @@ from planted import KEEP, cleaned_up
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite
 from pytest_cka_memory.core.verdicts import judge
-from pytest_cka_memory.holders.groups import group_by_site
+from pytest_cka_memory.holders.groups import Entry, group_by_site, grouped
 from pytest_cka_memory.limits import Limit, flat_per_batch, max_peak_mb, zero_retention
 from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.reports import failure
@@ -377,3 +377,26 @@ class TestText:
         assert len(lines) == 4
         assert "".join(lines[1:]) == f"held by {path}"
         assert all(line.startswith((".", "[")) for line in lines[2:])
+
+
+@pytest.mark.parametrize(
+    ("paths", "created_at"),
+    [
+        ([("a", "b", "c")], ("a", "b", "c")),
+        ([("a", "b", "c"), ("a", "b", "c")], ("a", "b", "c")),
+        ([("a", "b", "c"), ("a", "d", "c")], ("a", "b and 1 other line")),
+        ([("a", "b", "c"), ("a", "d", "c"), ("a",)], ("a", "b and 2 other lines")),
+        ([("a", "b", "c"), ("a", "b", "d")], ("a", "b", "c and 1 other line")),
+        ([("a",), ("a", "b")], ("a",)),
+    ],
+)
+def test_group_names_its_callers_up_to_where_they_differ(
+    paths: list[tuple[str, ...]], created_at: tuple[str, ...]
+) -> None:
+    """The largest is named, with the number of others, instead of it alone as if it were all."""
+    entries = [
+        Entry(Holding(bytes=10 - number, count=1, created_at=path), ("line",))
+        for number, path in enumerate(paths)
+    ]
+    (holding,) = grouped(entries)
+    assert holding.created_at == created_at

@@ -69,7 +69,6 @@ def test_few_runs_in_a_wide_range() -> None:
     card = Card(1_632_857)
     found = Search(card.run, 1).verified("batch", 1_935_521, 2_000_000, "t4")
     assert found <= card.fits_up_to < found * 1.01
-    assert found.how.endswith("larger ones may fit, as the search ended after 14 runs")
     assert len(card.runs) == 14
 
 

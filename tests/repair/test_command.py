@@ -127,6 +127,25 @@ def test_what_reserves_too_much_is_beside_what_fits_in_any_case() -> None:
     )
 
 
+@pytest.mark.parametrize("budget", [None, 2**20, 9 * 2**20], ids=["none", "small", "fits"])
+def test_rows_that_are_asked_for_are_written_out_too(budget: int | None) -> None:
+    """``--also`` names a row of the table; a name that is none is mentioned."""
+    from pytest_cka_memory.repair.report import as_text, recommended
+    from pytest_cka_memory.repair.search import Repairs
+    from pytest_cka_memory.repair.trials import Change, Figures, Trial
+
+    found = Repairs(Trial((), Figures(9 * 2**20, None)), budget_bytes=budget)
+    for name, peak_mb in (("less", 3), ("least", 1), ("more", 8)):
+        change = Change(name, name, contextlib.nullcontext, advice=f"write {name}")
+        found.trials.append(Trial((change,), Figures(peak_mb * 2**20, None)))
+    assert "more" not in [trial.name for trial in recommended(found)]
+    found.also = ("more", "none")
+    assert [trial.name for trial in recommended(found)][-1] == "more"
+    text = as_text(found, device="cpu")
+    assert "more: write more" in text
+    assert "--also 'none': no change of this name ran" in text
+
+
 def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A test that fails before it needs memory is named with its error."""
     status = main(["repair", "test_it.py::test_wrong", "--device", "cpu"])

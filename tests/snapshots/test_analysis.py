@@ -56,11 +56,24 @@ def test_lines_have_their_bytes_blocks_callers_and_kinds(analysis):
     live = found.live(found.peak)
     first, second = Lines(snapshot).grouped(live)
     assert first == (
-        *("model.py:11 in forward", ("train.py:30 in main",), "activations", 20 * MB, 1),
+        *("model.py:11 in forward", ("train.py:30 in main",), "activations", 20 * MB, 1, 0),
     )
-    assert second == ("train.py:33 in main", (), "optimiser", 10 * MB, 1)
+    assert second == ("train.py:33 in main", (), "optimiser", 10 * MB, 1, 0)
     assert kinds(snapshot, live) == [("activations", 20 * MB), ("optimiser", 10 * MB)]
     assert [row.line for row in Lines(snapshot).grouped(found.live(found.end))] == [first.line]
+
+
+def test_line_that_several_others_called_says_how_many(analysis):
+    """One caller of three is named; it has the largest part."""
+    block = made.frame("/home/bob/p/net.py", 37, "forward")
+    callers = [made.frame("/home/bob/p/net.py", line, "forward") for line in (56, 76, 76, 90)]
+    events = [
+        made.event("alloc", made.BASE + number * MB, (4 - number) * 512, [block, caller])
+        for number, caller in enumerate(callers)
+    ]
+    snapshot, found = analysis(made.snapshot(events))
+    (line,) = Lines(snapshot).grouped(found.live(found.peak))
+    assert (line.blocks, line.callers[0], line.other_callers) == (4, "net.py:56 in forward", 2)
 
 
 def test_full_paths_are_those_of_the_file(analysis):

@@ -273,7 +273,7 @@ _COUNTS = (2, 4)
 
 def offers_of_batches(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield micro-batches for a model that returns its loss."""
-    roots = [root for root in observed.roots if root.has_gradients]
+    roots = [root for root in observed.roots if root.has_gradients and root.has_parameters]
     if len({root.kind for root in roots}) != 1 or observed.is_compiled:
         return
     sizes = {root.batch_size for root in roots}
