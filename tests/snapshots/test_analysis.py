@@ -73,7 +73,7 @@ def test_line_that_several_others_called_says_how_many(analysis):
     ]
     snapshot, found = analysis(made.snapshot(events))
     (line,) = Lines(snapshot).grouped(found.live(found.peak))
-    assert (line.blocks, line.callers[0], line.other_callers) == (4, "net.py:56 in forward", 2)
+    assert (line.blocks, line.callers[0], line.other_callers) == (4, "net.py:76 in forward", 2)
 
 
 def test_full_paths_are_those_of_the_file(analysis):
