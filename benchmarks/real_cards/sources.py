@@ -1,7 +1,8 @@
 """The programs of other people that cases run as they are: from copies of their repositories.
 
 Nothing of these programs is in this repository. A folder has copies of the repositories as git has
-them: ``OWNER+NAME`` with the git directory in it, or ``OWNER+NAME.git``.
+them: ``OWNER+NAME`` with the git directory in it, or ``OWNER+NAME.git``. The published figures and
+their addresses are in ``cases/``.
 """
 
 import io

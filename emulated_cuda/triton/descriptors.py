@@ -45,7 +45,7 @@ _LETTERS = {
 
 
 def kind_of(name: str, element: Type) -> tuple[int, str]:
-    """Return an atomic operation as :func:`accesses.atomic` takes it.
+    """Return an atomic operation as :func:`.memory.atomic` takes it.
 
     Raises:
         NotComputed: if it is not known for elements of this type.

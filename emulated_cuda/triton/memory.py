@@ -1,7 +1,8 @@
 """Addresses, loads and stores: of elements by an address each, and of whole blocks.
 
 A block has addresses that are a progression, of which only the first and the steps are kept. Both
-ways touch the same elements in the same order (csrc/accesses.cpp and csrc/block_accesses.cpp).
+ways touch the same elements in the same order (csrc/accesses.cpp and csrc/block_accesses.cpp). The
+rows of atomic operations are in :mod:`.descriptors`.
 """
 
 from __future__ import annotations

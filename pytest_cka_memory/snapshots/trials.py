@@ -1,7 +1,7 @@
 """Try what would have prevented an out-of-memory error, or lowered the reserve, of a recording.
 
 The recorded requests are replayed under other settings of the allocator, and with its cache emptied
-at some point.
+at some point. Which settings are tried if none is named: `ALTERNATIVES` in :mod:`.reading`.
 """
 
 from __future__ import annotations

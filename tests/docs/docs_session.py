@@ -11,6 +11,8 @@ The notes of blocks:
   and without the workspaces themselves if only one of the two keeps them between products;
 - ``drawn: NAME`` on a text block, ``checked by: TEST`` on any: another test compares it.
 
+`NOTES` in ``test_blocks.py`` says which notes a block may have.
+
 A Python block without a note is run as a script, a shell block without a note is run: ``pytest``,
 ``python``, ``mkdir``, ``cd``, and ``git`` as a user who has not configured it.
 """
