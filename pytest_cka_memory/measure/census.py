@@ -27,6 +27,8 @@ _PER_FOLLOWED = 60
 """What each tensor, storage or autograd node costs that is freed with the garbage,"""
 _PER_ASKED = 240
 """and how much more if the library cannot follow it."""
+_TIMES_AGAIN = 8
+"""So often garbage that waits may be followed again, besides."""
 _MOST_BEFORE = 300
 """So many objects that are older than the region are looked at as its own."""
 
@@ -86,7 +88,7 @@ class Census(GarbageCounter):
         meter: Meter,
         mark: Any,
         census: CompiledCensus,
-        freed_with: "Callable[[list[Any]], Freed]",
+        freed_with: "Callable[..., Freed]",
         look: Look,
     ) -> None:
         self._meter, self._mark, self._census = meter, mark, census
@@ -105,7 +107,7 @@ class Census(GarbageCounter):
         self._waiting: list[_Waiting] = []
         """Garbage with objects that wait, until any object is collected."""
         self._nodes: set[int] = set()
-        """Identities of autograd nodes that were freed with garbage, and are garbage themselves."""
+        """Addresses of autograd nodes that were freed with garbage, and are garbage themselves."""
         self._counts = 0
         self._has_lost = False
         """Whether some of it was forgotten since all objects were looked at."""
@@ -149,6 +151,9 @@ class Census(GarbageCounter):
         # Garbage of the last count is followed once more in any case.
         older = [it for it in self._waiting if it.found_at < self._counts]
         followed_until = self._followed_until
+        # Collections have freed what waited, and with it the knowledge since when it was garbage.
+        is_forgotten = bool(older) and collected_objects() != self._seen_at
+        is_forgotten &= followed_until < self._counted_at
         allowed -= self._cost_of_all + sum(it.cost for it in older)
         follows_all = is_all and (of_all or allowed >= 0)
         garbage, blocks, late = self._unreachable(BEGIN if is_all else LATER, follows_all)
@@ -160,7 +165,7 @@ class Census(GarbageCounter):
         new = self._new = [block for block in blocks if block.serial not in self._blocks]
         has_missed = is_all and any(it.serial <= self._serial_before for it in new)
         missed_since = [self._all_until] if has_missed else []
-        if any(it.serial in late for it in new):
+        if is_forgotten or any(it.serial in late for it in new):
             missed_since.append(followed_until)
         self._missed_since = min(missed_since, default=None)
         self._serial_before = 0 if is_all else self._meter.serial()
@@ -277,8 +282,7 @@ class Census(GarbageCounter):
         new: list[Any] = []
         garbage, cost_again = self._census.unreachable(since, new)
         self._has_lost &= since != BEGIN
-        new = [value for value in new if id(value) not in self._nodes]
-        freed = self._freed_with(new)
+        freed = self._freed_with(new, self._nodes)
         self._nodes |= freed.nodes
         cost_of_new, waiting = _cost_of(freed), freed.waiting
         cost = cost_again + cost_of_new  # what is followed is not new again
@@ -301,7 +305,7 @@ class Census(GarbageCounter):
                 del freed
                 freed = self._follow(new, garbage, earlier)
                 cost += _cost_of(freed)
-                if follows_all and self._followed_until < self._counted_at:
+                if self._followed_until < self._counted_at:
                     late = {block.serial for block in self._blocks_of(freed.storages)} - before
             waiting &= freed.waiting
             self._waiting = [
@@ -314,7 +318,7 @@ class Census(GarbageCounter):
             self._waiting.append(_Waiting(idents, waiting, cost_of_new, self._counts))
         if since == BEGIN:
             self._cost_of_all = cost_again
-            self._cost += cost
+            self._cost += cost - _TIMES_AGAIN * cost_of_new
         return garbage, self._blocks_of(freed.storages) if freed.is_complete else None, late
 
     def _follow(

@@ -47,19 +47,34 @@ class Freed(NamedTuple):
     asked: int
     """and how many of them not by the library, which takes several times as long."""
     waiting: frozenset[int]
-    """Identities of objects that have lost all references of Python, but not those of C++."""
+    """Identities of objects that have lost all references of Python, but not those of C++; of nodes
+    their addresses in C++, because some versions of torch make their Python objects anew."""
     nodes: frozenset[int] = frozenset()
-    """Identities of autograd nodes that are freed. To follow them makes Python objects of them,
-    which torch keeps in some versions, and which are garbage then."""
+    """Addresses of the autograd nodes that are freed."""
 
 
-def freed_with(garbage: Sequence[Any]) -> Freed:
-    """Return what is freed with `garbage`, the objects of a census."""
+def freed_with(garbage: Sequence[Any], followed: Collection[int] = ()) -> Freed:
+    """Return what is freed with `garbage`, the objects of a census.
+
+    Args:
+        garbage: the objects.
+        followed: addresses of nodes that are left out. To follow a node makes a Python object of
+            it, which some versions of torch keep, and which is garbage then.
+    """
+    if followed:
+        garbage = [value for value in garbage if _address_of(value) not in followed]
     if not garbage:
         return Freed([], is_complete=True, followed=0, asked=0, waiting=frozenset())
     with torch_private.no_torch_function():  # the user's modes must not see these calls
         _learn_types()
         return _Release(garbage).freed()
+
+
+def _address_of(value: Any) -> int:
+    """Return the address of an autograd node in C++; 0 for any other object."""
+    if _node_kind(type(value)) is None:
+        return 0
+    return torch_keepers.address_of_node(value) or 0
 
 
 class _Reference(NamedTuple):
@@ -221,9 +236,9 @@ class _Release:
                     self._free(value)
         waiting, left_over = python.waiting()
         waiting += filter(self._is_waiting, left_over)
-        idents = frozenset(map(id, waiting))
-        nodes = (id(it) for it in python.met if _node_kind(type(it)) is not None)
-        freed = frozenset(filter(python.is_freed, nodes))
+        idents = frozenset(_address_of(value) or id(value) for value in waiting)
+        nodes = (it for it in python.met if python.is_freed(id(it)))
+        freed = frozenset(filter(None, map(_address_of, nodes)))
         return Freed(python.storages, self._is_complete, len(python.met), asked, idents, freed)
 
     def _is_waiting(self, value: Any) -> bool:

@@ -114,6 +114,39 @@ def test_views_in_garbage_of_the_last_batches_are_no_growth(
     assert region.growth_bytes_per_batch == 40
 
 
+@pytest.mark.parametrize(("kept", "count", "batches"), [(2, 20, 60), (4, 5, 60), (4, 20, 40)])
+def test_many_views_in_garbage_are_no_growth_while_the_collector_runs(
+    cpu: MemoryProbe, is_native: bool, kept: int, count: int, batches: int
+) -> None:
+    """Automatic collections free what waits, and following so much takes more than other loops."""
+    if not is_native:
+        pytest.skip("the ledger collects itself")
+    held, values = deque[list[torch.Tensor]](maxlen=kept), []
+    with cpu.measure() as region:
+        for _ in region.batches(range(batches)):
+            tensors = [torch.empty(1024) for _ in range(count)]
+            held.append(tensors)
+            Cycle([tensor.view(-1) for tensor in tensors])
+            values.append(torch.empty(100))
+    assert region.growth_bytes_per_batch == 400
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_node_that_a_result_keeps_is_no_growth_when_the_result_is_gone(
+    cpu: MemoryProbe, kept: int
+) -> None:
+    """Some versions of torch make another Python object of a node each time it is looked at."""
+    weight = torch.ones(1, requires_grad=True)
+    held, values = deque[torch.Tensor](maxlen=kept), []
+    with cpu.measure() as region:
+        for _ in region.batches(range(20)):
+            product = torch.ones(512) * weight
+            held.append(product.sum())
+            Cycle([product])
+            values.append(torch.empty(10))
+    assert region.growth_bytes_per_batch == 40
+
+
 def test_what_was_in_use_at_a_flat_boundary_is_not_taken_for_garbage(cpu: MemoryProbe) -> None:
     """An owner of 0.1 MB that is in use in the first two of nine batches and dropped in the third:
     the level falls although 10,000 bytes per batch are kept, which is less.
