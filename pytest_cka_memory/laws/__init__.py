@@ -282,3 +282,19 @@ def candidates(samples: Sequence[Sample], site: Site) -> Iterator[Moment]:
     for number in range(min(counts)):
         yield Moment(site, number)
         yield Moment(site, -1 - number)
+
+
+def laws_of(site: Site, samples: Sequence[Sample], solver: Solver) -> dict[Polynomial, Moment]:
+    """Return the laws of a line's moments."""
+    laws: dict[Polynomial, Moment] = {}
+    seen: set[tuple[int, ...]] = set()
+    if all(site in it.levels for it in samples):
+        for moment in candidates(samples, site):
+            vector = tuple(it.at(moment) for it in samples)
+            # Moments with equal levels have one law, and to solve for it takes long.
+            if vector not in seen:
+                seen.add(vector)
+                law = solver.solve(vector)
+                if law is not None and law.is_plausible:
+                    laws.setdefault(law, moment)
+    return laws

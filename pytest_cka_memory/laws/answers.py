@@ -308,16 +308,22 @@ class Search:
         if size > 0:
             fitting = self._rounded(size)
         while len(self._known) < _MOST_RUNS:
-            middle = self._rounded((fitting + too_large) // 2)
-            if middle > fitting:
-                fits = self._fits(middle)
-                fitting, too_large = (middle, too_large) if fits else (fitting, middle)
-            elif fitting and self._fits(fitting + self._unit):  # although the law says no
-                fitting += self._unit
-                too_large = fitting + max(2 * self._unit, fitting // 8)
-            else:
-                too_large = fitting + self._unit
+            unit, middle = self._unit, self._rounded((fitting + too_large) // 2)
+            # The next size runs too, if the law says that it does not fit.
+            size = middle if middle > fitting else fitting + unit
+            is_last = size == fitting + unit and size in self._known
+            if not fitting or (is_last and not self._known[size].fits):
                 break
+            fits = self._fits(size)
+            if self._unit > unit:  # which only now is known
+                fitting, too_large = map(self._rounded, (fitting, too_large + self._unit - 1))
+            elif fits:
+                above = size + max(2 * unit, size // 8) if size >= too_large else too_large
+                fitting, too_large = size, above
+            else:
+                too_large = size
+        fitting = max((size for size, run in self._known.items() if run.fits), default=0)
+        too_large = fitting + self._unit
         if not fitting:
             how = (
                 f"no {name} that was tried ran in {memory}; the smallest was "
@@ -325,9 +331,9 @@ class Search:
             )
             return Largest.of(0, by_law, how)
         reserved_bytes = self._known[fitting].reserved_bytes
-        above = self._known.get(too_large)
+        next_run = self._known.get(too_large)
         how = f"{name}={fitting:,} ran in {memory} and reserved {reserved_bytes / 2**20:,.0f} MB"
-        if above is not None and not above.fits:
+        if next_run is not None and not next_run.fits:
             how += f"; {name}={too_large:,} ran out of memory"
         else:
             how += f"; larger ones may fit, as the search ended after {len(self._known)} runs"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
-from math import ceil, gcd
+from math import ceil, gcd, prod
 
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.laws import (
@@ -18,8 +18,8 @@ from pytest_cka_memory.laws import (
     Moment,
     Sample,
     Site,
-    candidates,
     law_from_lines,
+    laws_of,
     moment_of_peak,
     simplest_law,
 )
@@ -34,6 +34,7 @@ from pytest_cka_memory.laws.polynomials import (
 _DOUBLINGS = 16
 MOST_VALUES = 6
 """Values of each size that are tried."""
+_MOST_TOO_LARGE = 4
 _CLOSE = 0.9
 """A line without a law matters if its level came so close to the peak."""
 _FAR = 64
@@ -135,7 +136,7 @@ def _try(
     moments: dict[Polynomial, Moment] = {}
     others: dict[Site, list[int]] = {}
     for site in {site: None for it in samples for site in it.levels}:
-        laws = _laws_of(site, samples, solver)
+        laws = laws_of(site, samples, solver)
         for law, moment in laws.items():
             moments.setdefault(law, moment)
         highest = [max(it.levels.get(site, (0,))) for it in samples]
@@ -161,22 +162,6 @@ def _try(
             trial.without_law.append(Moment(site, None))
         trial.is_close |= close
     return trial
-
-
-def _laws_of(site: Site, samples: Sequence[Sample], solver: Solver) -> dict[Polynomial, Moment]:
-    """Return the laws of a line's moments."""
-    laws: dict[Polynomial, Moment] = {}
-    seen: set[tuple[int, ...]] = set()
-    if all(site in it.levels for it in samples):
-        for moment in candidates(samples, site):
-            vector = tuple(it.at(moment) for it in samples)
-            # Moments with equal levels have one law, and to solve for it takes long.
-            if vector not in seen:
-                seen.add(vector)
-                law = solver.solve(vector)
-                if law is not None and law.is_plausible:
-                    laws.setdefault(law, moment)
-    return laws
 
 
 class _Search:
@@ -276,11 +261,19 @@ class _Search:
                 return degree
         return None
 
-    def at_largest(self, allowed: Sequence[Sequence[int]]) -> None:
-        """Run the largest sizes together, or the largest ones that the device has memory for."""
-        for fewer in range(max(map(len, allowed))):
-            if self._runs(tuple(values[max(0, len(values) - 1 - fewer)] for values in allowed)):
-                return
+    def verify(self, allowed: Sequence[Sequence[int]], grid: Sequence[Sequence[int]]) -> None:
+        """Run the largest sizes together, outside a grid, that the device has memory for.
+
+        Raises:
+            RegionError: if it has none for those that are tried.
+        """
+        least, inside = [values[0] for values in allowed], set(product(*grid))
+        outside = [point for point in product(*allowed) if point not in inside]
+        # What was run with one size above the least says nothing of several together.
+        points = [it for it in outside if len(it) == 1 or sum(map(int.__gt__, it, least)) > 1]
+        points = sorted(points, key=prod)[-_MOST_TOO_LARGE:]
+        if points and not any(map(self._runs, reversed(points))):
+            raise self.too_large[points[-1]]
 
     def extend(self, index: int, count: int) -> None:
         """Add values beyond the largest, each twice the one before."""
@@ -385,7 +378,7 @@ def _at_grid(search: _Search, degrees: Point, least: Point) -> _Trial:
     ]
     grid = [values[: degree + 1] for values, degree in zip(allowed, degrees, strict=True)]
     list(map(search.at, product(*grid)))
-    search.at_largest(allowed)
+    search.verify(allowed, grid)
     samples = [it for it in search.samples if all(map(int.__ge__, it.point, least))]
     # No spare samples are needed here: the law of each size alone was checked with spare ones.
     trial = _try(search.names, samples, degrees, needed_spare=0)
@@ -433,7 +426,8 @@ def _approximate(
         )
     grid = [values[: degree + 1] for values, degree in zip(search.values, degrees, strict=True)]
     list(map(search.at, product(*grid)))
-    search.at_largest(search.values)
+    with suppress(RegionError):
+        search.verify(search.values, grid)
     samples = search.samples
     moment = moment_of_peak(samples)
     best = law_from_lines(search.names, samples, degrees, moment)

@@ -1,5 +1,6 @@
 """Run code at some sizes, sample its memory, and find the law of it."""
 
+import gc
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -102,12 +103,28 @@ class Runner:
             if not is_out_of_memory(error, self._stack.meter.torch_device):
                 raise
             sizes = ", ".join(f"{name}={value}" for name, value in self.sizes(point).items())
-            clear_frames(error.__traceback__)  # their variables keep the step's tensors
-            self._call(self._least)  # gradients may be left, which the next run would find
+            self._forget(error)
             raise RegionError(
                 f"law(): the step ran out of memory at {sizes}; give smaller sizes, or measure a "
                 "larger card, e.g. emulate:cuda:h100-nvl,values=off"
             ) from error
+
+    def _forget(self, error: BaseException) -> None:
+        """Free what a run that ended with an error has left, which the next run would find.
+
+        That is what the variables of its frames keep, in cycles too, and gradients.
+        """
+        chain: BaseException | None = error
+        while chain is not None:
+            clear_frames(chain.__traceback__)
+            chain = chain.__cause__ or chain.__context__
+        gc.collect()
+        self.facts.runs += 1
+        try:
+            self._call(self._least)
+        except Exception as again:
+            if not is_out_of_memory(again, self._stack.meter.torch_device):
+                raise
 
     def repeat(self, point: Point) -> None:
         """Run twice without a sample: the second run finds what the first has kept."""

