@@ -264,10 +264,14 @@ def _pass_checks() -> None:
     """
     import torch
 
+    from emulated_cuda import torch_private
+
     name = torch_versions.ALL_TRUE.value
     if hasattr(torch, name):
         setattr(torch, name, _true_on_device(getattr(torch, name)))
-    torch.isfinite = _true_on_device(torch.isfinite)
+    is_finite = torch.isfinite
+    torch.isfinite = _true_on_device(is_finite)
+    torch_private.let_scripts_call(torch.isfinite, is_finite)
     torch.Tensor.isfinite = _true_on_device(torch.Tensor.isfinite)  # type: ignore[method-assign]
 
 
@@ -278,14 +282,20 @@ def _true_on_device(check: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(check)
     def passing(*args: Any, **kwargs: Any) -> Any:
         result = check(*args, **kwargs)
-        if torch.compiler.is_compiling() or result.dim() or not result.is_cuda:
+        # Not what a program traces or compiles: a proxy, or a tensor that stands for several.
+        is_traced = type(result) is not torch.Tensor or torch.compiler.is_compiling()
+        if is_traced or result.dim() or not result.is_cuda:
             return result
-        known = torch.ones_like(result, device="cpu")
-        # The memory of the result is in use as long as the program has it.
-        known.on_device = result  # type: ignore[attr-defined]
-        return known
+        if not torch.cuda.is_current_stream_capturing():
+            result.copy_(_TRUE[0])
+        return result
 
+    _TRUE[:] = [torch.ones((), dtype=torch.bool)]
     return passing
+
+
+_TRUE: list[Any] = []
+"""A true value on the host: copies of single numbers are made without values, too."""
 
 
 def _send_over_gloo() -> None:

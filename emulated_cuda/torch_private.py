@@ -51,10 +51,7 @@ def operator_of(name: str) -> Any:
 
 @contextlib.contextmanager
 def unreported_overrides() -> Iterator[None]:
-    """Return a context in which kernels may be put before torch's own without a warning.
-
-    Torch up to 2.12 warns about the first one, and under ``-W error`` the warning is an exception.
-    """
+    """Let kernels be put before torch's own without the warning that versions up to 2.12 give."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=torch_versions.OVERRIDE_WARNING.value)
         yield
@@ -444,3 +441,8 @@ def record_history_when_initialized() -> None:
 def dump_history(path: str) -> None:
     """Write what was recorded to a file."""
     torch.cuda.memory._dump_snapshot(path)
+
+
+def let_scripts_call(function: Any, instead_of: Any) -> None:
+    """Let ``torch.jit.script`` take a function for the built-in one that it replaces."""
+    torch.jit._builtins._register_builtin(function, torch.jit._builtins._find_builtin(instead_of))

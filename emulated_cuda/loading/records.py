@@ -215,11 +215,10 @@ class _Recorder:
     def _write_end(self) -> None:
         self._note_peaks()
         self._exception = _exception() or self._exception
+        has_failed = self._raised > 0 or self._exception is not None
         # What a library has caught in C++, such as cuDNN, which then takes a smaller workspace, is
         # no error of the program.
-        ran_out = {
-            index: self._raised > 0 and stats.get("num_ooms", 0) > 0 for index, stats in _stats()
-        }
+        ran_out = {index: has_failed and stats.get("num_ooms", 0) > 0 for index, stats in _stats()}
         refusals = {index: list(astuple(each)) for index, each in self._refusals.items()}
         self._write({"allocated": self._highest, "ran_out": ran_out, "refusals": refusals})
 

@@ -214,16 +214,23 @@ class Proof:
     def is_held(self) -> bool:
         """Print the proof of each recommended change; return whether one holds, or none is needed.
 
-        If none does, the next ones that fit are proven until one does.
+        If none does, the next ones that fit are proven until one does. Those that the user has
+        named must hold, too.
         """
         recommended = self._answer.get("recommended", ())
         holding = [each["name"] for each in recommended if self._holds(each)]
-        if holding or not recommended:
-            return True
+        known = [each["name"] for each in recommended]
+        also = [each for each in self._answer.get("also", ()) if each["name"] not in known]
+        results = [self._holds(each) for each in also]
+        are_held = all(results)
+        if holding or self._answer.get("fits_as_it_is"):
+            return are_held
+        if not recommended:
+            return are_held and self._answer.get("budget_bytes") is None
         for each in self._answer.get("next", ()):
             print(f"none of these is proven; the next change that fits: {each['text']}")
             if self._holds(each):
-                return True
+                return are_held
         return False
 
     def _holds(self, change: Mapping[str, Any]) -> bool:
@@ -308,6 +315,8 @@ class Proof:
             kept = self._kept(folder, before, sizes, cards)
             if isinstance(kept, str):
                 error = error or kept
+                if kept.startswith(_CRASHED):
+                    return f"not proven: {change['name']}: {kept}", False
                 continue
             try:
                 result = difference(*kept)
@@ -331,7 +340,8 @@ class Proof:
             every = answer.get("ranks", [answer])
             errors = [str(rank["error"]) for rank in every if "error" in rank]
             if errors:
-                return errors[0]
+                is_limit = answer.get("gave_up") or "out of memory" in errors[0].lower()
+                return errors[0] if name == "before" or is_limit else f"{_CRASHED}: {errors[0]}"
             if sizes != before and not answer["shrunk"]:
                 return "the sizes of the test's inputs could not be made smaller"
             kept += [rank["values"] for rank in every]
@@ -343,13 +353,15 @@ class Proof:
         except subprocess.TimeoutExpired as error:
             return {
                 "error": f"with values it takes longer than {error.timeout:.0f} s; give it more "
-                "with --proof-seconds, or name a smaller test or smaller arguments of the script"
+                "with --proof-seconds, or name a smaller test or smaller arguments of the script",
+                "gave_up": True,
             }
         except CkaMemoryError as error:
             return {"error": str(error)}
         return answers[0]
 
 
+_CRASHED = "the patched copy fails with values"
 _LONGEST_BEGINNING = 200
 
 

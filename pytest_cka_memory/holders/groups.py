@@ -138,7 +138,7 @@ def _callers_of_all(largest: Holding, members: Sequence[Entry]) -> tuple[str, ..
     """Return the frames of the largest member, up to where those of other members differ."""
     frames = largest.created_at
     for depth in range(1, len(frames)):
-        paths = {entry.holding.created_at[1 : depth + 1] for entry in members}
+        paths = {entry.holding.created_at[1 : depth + 1] for entry in members} - {()}
         if len(paths) > 1:
             return (*frames[:depth], f"{frames[depth]} and {counted(len(paths) - 1, 'other line')}")
     return frames

@@ -115,7 +115,14 @@ class RepairSession:
     def _search(self, item: pytest.Item) -> dict[str, Any]:
         from pytest_cka_memory.meters.accelerator.emulated import computes_values, emulated_cards
         from pytest_cka_memory.plugin.device import meter_of
-        from pytest_cka_memory.repair.report import RepairReport, next_fitting, text_to_write
+        from pytest_cka_memory.repair.report import (
+            RepairReport,
+            asked_for,
+            best,
+            fits_as_it_is,
+            next_fitting,
+            text_to_write,
+        )
         from pytest_cka_memory.repair.search import Search
         from pytest_cka_memory.repair.trials import Figures
 
@@ -154,7 +161,9 @@ class RepairSession:
             "flops": repairs.as_it_is.flops,
             "sizes": [repairs.sizes.batch, repairs.sizes.tokens],
             "peaks": {trial.name: trial.peak_bytes for trial in repairs.ran},
-            "recommended": [_to_prove(trial) for trial in report.recommended],
+            "fits_as_it_is": fits_as_it_is(repairs),
+            "recommended": [_to_prove(trial) for trial in best(repairs)],
+            "also": [_to_prove(trial) for trial in asked_for(repairs)],
             "next": [
                 {**_to_prove(trial), "text": text_to_write(repairs, trial)}
                 for trial in next_fitting(repairs)

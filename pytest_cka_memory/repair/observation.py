@@ -177,7 +177,8 @@ class _Observer:
         if name == "scaled_dot_product_attention":
             observed.attention.add((args[0] if args else kwargs["query"]).dtype)
         elif name == "softmax" and args and _are_scores(args[0]):
-            observed.own_attention.setdefault(calling_site(), []).append(args[0].nbytes)
+            size = args[0].numel() * (kwargs.get("dtype") or args[0].dtype).itemsize
+            observed.own_attention.setdefault(calling_site(), []).append(size)
         elif func is torch.nn.functional.cross_entropy and args and args[0].dim() == 2:
             observed.losses.append(loss_of(args, kwargs))
         elif func is torch.nn.functional.batch_norm and is_training(args, kwargs):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_cka_memory.repair import diff, in_one_text, without_helpers
+from pytest_cka_memory.repair.changes import checkpointing
 from pytest_cka_memory.repair.search import Repairs
 from pytest_cka_memory.repair.trials import Trial, keeps_numbers
 from pytest_cka_memory.units import MB, format_size, format_with_unit
@@ -94,12 +95,16 @@ def _table(repairs: Repairs) -> Iterator[str]:
     wanted = {trial.name for trial in recommended(repairs)}
     kept = [trial for trial in singles if repairs.saved_bytes(trial) > 0 or trial.name in wanted]
     idle = [trial for trial in singles if trial not in kept]
-    best = [t for n, t in enumerate(several) if n < _MOST_COMBINATIONS or t.name in wanted]
-    for trial in [*kept[:_MOST_ROWS], *best]:
+    combined = [t for n, t in enumerate(several) if n < _MOST_COMBINATIONS or t.name in wanted]
+    seen: set[tuple[str, ...]] = set()
+    for trial in [*kept[:_MOST_ROWS], *combined]:
         row = _row(repairs, trial)
-        # Every 2nd of 12 modules and 6 of 12 are the same change.
-        if trial.name in wanted or row[1:] not in [other[1:] for other in rows]:
+        # Checkpoints of every 2nd of 12 modules of a class and of 6 of 12 are the same change.
+        key = (*row[1:], trial.changes[0].group, trial.name.rpartition(" ")[2])
+        is_checkpoint = [change.group for change in trial.changes] == [checkpointing.GROUP]
+        if trial.name in wanted or not is_checkpoint or key not in seen:
             rows.append(row)
+        seen.add(key)
     filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
     yield from tabulate(
         [[row[at] for at in filled] for row in [head, *rows]],
@@ -139,26 +144,34 @@ def _row(repairs: Repairs, trial: Trial) -> list[str]:
 
 def recommended(repairs: Repairs) -> list[Trial]:
     """Return the trials for which the report says what to write."""
-    also = [trial for trial in repairs.ran if trial.name in repairs.also]
-    return list({trial.name: trial for trial in [*_best(repairs), *also]}.values())
+    every = [*best(repairs), *asked_for(repairs)]
+    return list({trial.name: trial for trial in every}.values())
 
 
-def _best(repairs: Repairs) -> list[Trial]:
+def asked_for(repairs: Repairs) -> list[Trial]:
+    """Return the trials that the user has named."""
+    return [trial for trial in repairs.ran if trial.name in repairs.also]
+
+
+def best(repairs: Repairs) -> list[Trial]:
+    """Return the trials that are recommended; none if the step fits as it is."""
     if repairs.budget_bytes is not None:
         if fits_as_it_is(repairs):
             return []
         fitting = repairs.fitting
         exact = [trial for trial in fitting if keeps_numbers(trial)]
         surely = surely_fitting(repairs)
-        return [*exact[:1], *fitting[:1], *([surely] if surely is not None else [])]
+        found = [*exact[:1], *fitting[:1], *([surely] if surely is not None else [])]
+        return list({trial.name: trial for trial in found}.values())
     singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
     exact = [trial for trial in singles if keeps_numbers(trial)]
     candidates = [*exact[:1], repairs.lowest_exact]
-    best = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
-    if not best and repairs.lowest is not None:
-        best = [repairs.lowest]
+    found = [trial for trial in candidates if trial and repairs.saved_bytes(trial) > 0]
+    if not found and repairs.lowest is not None:
+        found = [repairs.lowest]
     # What was asked for by giving several cards.
-    return best + [trial for trial in singles if trial.cards > 1 and trial not in best]
+    found += [trial for trial in singles if trial.cards > 1 and trial not in found]
+    return list({trial.name: trial for trial in found}.values())
 
 
 def next_fitting(repairs: Repairs) -> list[Trial]:
@@ -166,7 +179,7 @@ def next_fitting(repairs: Repairs) -> list[Trial]:
 
     Those whose edits are known, and first those that keep the results.
     """
-    known = {trial.name for trial in recommended(repairs)}
+    known = {trial.name for trial in best(repairs)}
     others = [trial for trial in repairs.fitting if trial.edits and trial.name not in known]
     return sorted(others, key=lambda trial: not keeps_numbers(trial))[:_MOST_NEXT] if known else []
 

@@ -389,7 +389,7 @@ class Lines:
                 kind_of(self._snapshot, parts[0].site),
                 sum(part.bytes for part in parts),
                 sum(part.blocks for part in parts),
-                len({self.text(part.site)[1][:1] for part in parts}) - 1,
+                max(0, len({self.text(part.site)[1][:1] for part in parts} - {()}) - 1),
             )
             for text, parts in parts_of_lines.items()
         ]

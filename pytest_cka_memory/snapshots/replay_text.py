@@ -11,7 +11,7 @@ from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.snapshots.analysis import Analysis, Lines
-from pytest_cka_memory.snapshots.reading import OUT_OF_MEMORY
+from pytest_cka_memory.snapshots.reading import ALLOC, OUT_OF_MEMORY
 from pytest_cka_memory.snapshots.replays import Exactness
 from pytest_cka_memory.snapshots.snapshot_text import RECORD
 from pytest_cka_memory.snapshots.trials import Trial, Trials
@@ -44,7 +44,7 @@ def lines(trials: Trials, lines_of: Lines, card: str) -> Iterator[str]:
         yield (f"fits: whether {name} is enough, with {_mb(trials.usable_bytes)} for a program")
     yield from _table(trials)
     yield ""
-    if OUT_OF_MEMORY in trials.device.actions and any(trial.fits for trial in trials.trials):
+    if _ends_refused(trials.device.actions) and any(trial.fits for trial in trials.trials):
         yield (
             "the recording ends after memory was refused, so yes means: enough until then. What "
             "the program needs later is not known; run it with the setting to see, or on a larger "
@@ -110,6 +110,11 @@ def data_at_refusal(name: str, analysis: Analysis) -> dict[str, Any]:
         "refused_bytes": refusal.requested_bytes,
         "trials": [],
     }
+
+
+def _ends_refused(actions: bytes) -> bool:
+    """Whether nothing was allocated after memory was refused."""
+    return OUT_OF_MEMORY in actions and ALLOC not in actions[actions.rindex(OUT_OF_MEMORY) :]
 
 
 def _torch() -> str:

@@ -238,13 +238,15 @@ def check():
     normal = distributions.Normal(mean, mean)
     chosen = distributions.Categorical(logits=mean).sample()
     loss = normal.log_prob(normal.rsample()).mean() + chosen.sum()
-    if not torch.isfinite(loss) or not loss.isfinite().all() or torch.isnan(loss).any():
+    if not torch.isfinite(loss) or not loss.isfinite().item() or torch.isnan(loss).any():
         raise ValueError("loss is not finite")
     finite = torch.isfinite(mean), torch.isfinite(loss)
     return finite
 
 kept = check()
 print(torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated(), bool(kept[1]))
+flags = torch.stack([torch.isfinite(kept[1]), torch.isnan(kept[1])])  # as others on the device
+print(flags.device, torch.func.vmap(torch.isfinite)(kept[0]).shape)
 print(kept[0].device, torch.isfinite(torch.tensor(torch.inf)).item())
 try:
     distributions.Normal(0.0, -1.0)
@@ -262,7 +264,11 @@ def test_checks_that_values_are_valid_pass_without_values_and_take_their_memory(
     assert off.stdout == run.stdout, off.stderr
     peak, rest = run.stdout.split(" ", 1)
     assert int(peak) > 64 * 64 * 4
-    assert rest.splitlines()[1:] == ["cuda:0 False", "refused"]
+    assert rest.splitlines()[1:] == [
+        "cuda:0 torch.Size([64, 64])",
+        "cuda:0 False",
+        "refused",
+    ]
 
 
 TRAINING = """

@@ -334,3 +334,20 @@ def test_next_change_that_fits_is_proven_if_no_recommended_one_is(
     assert [name for name in "abc" if f"proven: {name}: " in out] == tried
     assert [name for name in "bc" if f"change that fits: write {name}" in out] == tried[1:]
     assert f"proving {tried[-1]}: the peak" in err
+
+
+@pytest.mark.parametrize(
+    ("answer", "holds"),
+    [
+        ({"budget_bytes": 1}, False),
+        ({"budget_bytes": 1, "fits_as_it_is": True}, True),
+        ({"budget_bytes": None}, True),
+    ],
+    ids=["nothing fits", "fits as it is", "nothing is lower"],
+)
+def test_without_a_recommended_change_something_may_still_be_missing(
+    answer: dict[str, Any], holds: bool
+) -> None:
+    """If nothing fits the budget, nothing is proven, and the command ends with status 1."""
+    whole = {"test": "test_it.py::test_step", "recommended": [], **answer}
+    assert Proof(Measuring("cpu", []), whole, 1.0).is_held() == holds
