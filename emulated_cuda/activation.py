@@ -287,15 +287,11 @@ def _true_on_device(check: Callable[..., Any]) -> Callable[..., Any]:
         if is_traced or result.dim() or not result.is_cuda:
             return result
         if not torch.cuda.is_current_stream_capturing():
-            result.copy_(_TRUE[0])
+            # Copies of single numbers from the host are made without values, too.
+            result.copy_(torch.ones((), dtype=torch.bool, device="cpu"))
         return result
 
-    _TRUE[:] = [torch.ones((), dtype=torch.bool)]
     return passing
-
-
-_TRUE: list[Any] = []
-"""A true value on the host: copies of single numbers are made without values, too."""
 
 
 def _send_over_gloo() -> None:
