@@ -394,6 +394,3 @@ def _compared(change: Mapping[str, Any], result: "Difference", smaller: str) -> 
     if numbers and result.largest <= MOST_ROUNDING:
         return f"results: the last digits differ, {largest} ({compared})", True
     return f"results: THEY DIFFER, which was not promised: {largest} ({compared})", False
-
-
-__all__ = ["MEASURE", "VALUES", "Session", "add_parser", "run"]
