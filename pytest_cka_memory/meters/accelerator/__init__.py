@@ -281,6 +281,7 @@ def addresses_in_pools(device: torch.device) -> frozenset[int]:
 
 
 _LONGEST_WAIT_SECONDS = 1
+_WAITS = 20
 
 
 def wait_for_backward(device: torch.device) -> None:
@@ -299,12 +300,16 @@ def wait_for_backward(device: torch.device) -> None:
     if is_inside or not this_process.thread_may_exist(torch_private.BACKWARD_THREAD):
         return
     # In a new thread: no dispatch mode is active there, and its node is the last in the queue.
-    waiting = threading.Thread(target=_run_empty_pass, args=(device,), daemon=True)
+    waiting = threading.Thread(target=run_empty_pass, args=(device,), daemon=True)
     waiting.start()
-    waiting.join(_LONGEST_WAIT_SECONDS)
+    for _ in range(_WAITS):  # a machine that stood still for a second has used up only one of them
+        waiting.join(_LONGEST_WAIT_SECONDS / _WAITS)
+        if not waiting.is_alive():
+            break
 
 
-def _run_empty_pass(device: torch.device) -> None:
+def run_empty_pass(device: torch.device) -> None:
+    """Run a backward pass that allocates nothing; return when the device's thread has run it."""
     with suppress(RuntimeError):  # a device that cannot run this is measured without it
         leaf = torch.empty(0, device=device, requires_grad=True)
         torch.autograd.grad(leaf.view(0), leaf, torch.empty(0, device=device))

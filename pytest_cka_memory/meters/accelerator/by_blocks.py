@@ -18,6 +18,7 @@ from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
     RequestedAllocations,
+    run_empty_pass,
     wait_for_backward,
 )
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
@@ -38,7 +39,7 @@ from pytest_cka_memory.meters.blocks.other_memory import (
     EmptiedStorages,
     LentMemory,
 )
-from pytest_cka_memory.meters.blocks.written import LazySequence
+from pytest_cka_memory.meters.blocks.written import LazySequence, note_own_pass
 from pytest_cka_memory.meters.collector import Garbage
 from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
 
@@ -182,6 +183,7 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         self._levels = LastLevels(stats, counter)
         self._garbage = Garbage(self._level, counter.retained_between)
         torch_keepers.prepare_counts()
+        note_own_pass(run_empty_pass.__code__)
         self._patches: SharedPatches = EmptiedStorages(counter, device)
         if self._host is not None:
             self._patches = JoinedPatches(self._patches, self._host.lent_memory)

@@ -140,6 +140,7 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "stacks_module": (c_uint64, [c_uint32, POINTER(c_uint32)]),
     "stacks_note_context": (c_int, [c_void_p, c_uint32]),
     "stacks_note_engine": (None, [c_void_p]),
+    "stacks_note_own_pass": (None, [c_void_p]),
     "counter_live": (c_uint32, []),
     "counter_older": (c_uint64, [c_int, c_uint64, POINTER(Block), c_uint64]),
     "counter_counts_pinned": (c_int, []),

@@ -127,6 +127,18 @@ def _note_engine() -> tuple[CodeType, ...]:
     return (code,)
 
 
+def note_own_pass(code: CodeType) -> None:
+    """Make the library know the function in which this project runs a backward pass only to wait.
+
+    A thread in it has not started the pass whose allocations are noted.
+
+    Args:
+        code: of the function; it must not be freed, as the library knows it by its address.
+    """
+    if hasattr(library.functions(), "stacks_note_own_pass"):
+        library.functions().stacks_note_own_pass(id(code))
+
+
 def _contexts() -> Iterator[tuple[CodeType, Context]]:
     for function, context in _functions():
         code = getattr(function, "__code__", None)

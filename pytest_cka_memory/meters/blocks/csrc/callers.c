@@ -12,10 +12,14 @@
 #define MOST_SEARCHED 100
 
 static Object engine_code; /* of torch's function that waits; the caller has a reference */
+static Object own_pass;    /* of our function that runs a pass only to wait; likewise */
 static __thread int kind_of_thread; /* 0: not known yet */
 
 /* Note the code of torch's Python function that starts the engine. The caller keeps the code alive. */
 EXPORT void stacks_note_engine(Object code) { engine_code = code; }
+
+/* Note the code of our function that runs backward passes only to wait. The caller keeps it alive. */
+EXPORT void stacks_note_own_pass(Object code) { own_pass = code; }
 
 /* Whether torch has created this thread to run backward passes. */
 int runs_for_another_thread(void) {
@@ -29,19 +33,27 @@ int runs_for_another_thread(void) {
     return kind_of_thread == OF_TORCH && engine_code;
 }
 
-/* Return the innermost frame of torch's function that waits, if it is among the frames of a thread;
-   otherwise NULL. */
+/* Return the innermost frame of torch's function that waits, if it is among the frames of a thread and
+   does not wait for a pass of ours; otherwise NULL. */
 static Object waiting_frame(Object frame) {
+    Object waiting = NULL;
+    int is_ours = 0;
     py._IncRef(frame);
-    for (int i = 0; frame && i < MOST_SEARCHED; i++) {
+    for (int i = 0; frame && !is_ours && i < MOST_SEARCHED; i++) {
         Object code = py.Frame_GetCode(frame);
         py._DecRef(code); /* the frame has a reference */
-        if (code == engine_code) return frame;
+        is_ours = code == own_pass;
+        if (code == engine_code && !waiting) {
+            waiting = frame;
+            py._IncRef(waiting);
+        }
         Object back = py.Frame_GetBack(frame);
         py._DecRef(frame);
         frame = back;
     }
     if (frame) py._DecRef(frame);
+    if (!waiting || !is_ours) return waiting;
+    py._DecRef(waiting);
     return NULL;
 }
 
