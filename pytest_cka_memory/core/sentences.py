@@ -1,7 +1,7 @@
 """What reports say of a figure: how much was garbage or is explained, and kinds of memory."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.retention import (
@@ -11,7 +11,7 @@ from pytest_cka_memory.core.retention import (
     highest_growth_bytes_per_batch,
     judged_growth,
 )
-from pytest_cka_memory.units import format_exact, format_with_unit
+from pytest_cka_memory.units import counted, format_exact, format_with_unit
 
 _RAISED = {
     *(name for name, row in FIGURES.items() if row.explained_by == "at_peak"),
@@ -20,6 +20,9 @@ _RAISED = {
 """Figures that garbage raises."""
 _LEAST_SHARE = 0.01
 """Less than this share of the peak increase would not explain a figure."""
+_MUCH = 0.1
+"""Where groups are that have together a larger share than this is said, though none is shown."""
+_MOST_FILES = 2
 
 
 def part_of_message(record: RegionRecord, figure: str) -> str:
@@ -329,6 +332,28 @@ def are_mostly_workspaces(record: RegionRecord, figure: str) -> bool:
     """
     sums = sums_by_kind(record.at_peak, before_region=figure == "peak_bytes")
     return 2 * sums.get(WORKSPACES, 0) > sum(sums.values())
+
+
+def rest_of_groups(rest: Sequence[Holding], all_bytes: int) -> str:
+    """Return how much is in the groups that a message does not show; if it is much, in which files.
+
+    Args:
+        rest: these groups, at least one.
+        all_bytes: of these groups and those that are shown.
+    """
+    rest_bytes = sum(holding.bytes for holding in rest)
+    text = f"and {counted(len(rest), 'smaller group')}, {format_exact(rest_bytes)}"
+    files: Counter[str] = Counter()
+    for holding in rest:
+        if holding.created_at:
+            files[holding.created_at[0].rpartition(":")[0]] += holding.bytes
+    if not files or rest_bytes < _MUCH * all_bytes:
+        return text
+    most = files.most_common(_MOST_FILES)
+    places = [f"{format_with_unit(size)} in {file}" for file, size in most]
+    if other_bytes := rest_bytes - sum(size for _, size in most):
+        places.append(f"{format_with_unit(other_bytes)} elsewhere")
+    return f"{text}, {_share(rest_bytes, all_bytes)} of all: {', '.join(places)}"
 
 
 def _share(size: int, total: int) -> str:

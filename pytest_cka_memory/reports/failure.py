@@ -302,8 +302,8 @@ def _group_lines(
             yield from wrapped(f"what to do: {hint_within(breach, holding)}", width, "    ")
     rest = inside[_MOST_GROUPS:]
     if rest:
-        rest_bytes = sum(holding.bytes for holding in rest)
-        yield f"  and {counted(len(rest), 'smaller group')}, {format_exact(rest_bytes)}"
+        all_bytes = sum(holding.bytes for holding in inside)
+        yield from wrapped(sentences.rest_of_groups(rest, all_bytes), width, "  ")
     for holding in holdings[len(inside) :]:
         yield from holding_lines(holding, width, traced=traced)
     if not any(holding.hint for holding in inside[:_MOST_GROUPS]):

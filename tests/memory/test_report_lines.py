@@ -377,6 +377,22 @@ def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRec
     assert f"  and {len(rest)} smaller groups, {sum(rest)} bytes" in lines
 
 
+@pytest.mark.parametrize("largest", [1, 600], ids=["half", "little"])
+def test_smaller_groups_are_located_if_they_are_much(record: MakeRecord, largest: int) -> None:
+    """The files of the groups that are not shown are named, unless these have less than a tenth."""
+    places = ["a.py:1 in f", "b.py:2 in f", "a.py:3 in f", "c.py:4 in f", None]
+    shown = [Holding(bytes=10 * largest, count=1) for _ in range(4)]
+    rest = [
+        Holding(bytes=9 - number, count=1, created_at=(place,) if place else ())
+        for number, place in enumerate(places)
+    ]
+    leaking = record(retained_bytes=40 * largest + 35, retained=(*shown, *rest))
+    text = failure.render([judge("t.py::t", leaking, [ZERO])], ScriptedMeter().facts())
+    words = " ".join(text.split())
+    where = ", 47 % of all: 16 B in a.py, 8 B in b.py, 11 B elsewhere"
+    assert f"and 5 smaller groups, 35 bytes{where if largest == 1 else ''} what to do" in words
+
+
 def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: MakeRecord) -> None:
     """A region without a label is named as the whole test; an unjudged limit has its advice."""
     text = failure.render([judge("t.py::t", record(), [FLAT])], ScriptedMeter().facts())
