@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.retention import Sample
+from pytest_cka_memory.meters import collector
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.collector import not_counted
 
@@ -66,6 +67,7 @@ class RegionStack:
 
     def open(self, *, thorough: bool = True) -> OpenRegion:
         """Clean, then start a region; see :meth:`Meter.clean_before` for `thorough`."""
+        collector.repair()  # an exception may have left it disabled
         self.merge_peaks()
         cleaned = self.meter.clean_before(thorough=thorough)
         self._add_workspaces(cleaned.workspace_bytes)

@@ -223,23 +223,34 @@ def find_count() -> "c_int | None":
     return None
 
 
+_off_in: int | None = None
+"""The number of the thread in which :func:`not_counted` has disabled the collector."""
+
+
 def not_counted(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function whose objects do not bring the collector's next run nearer.
+    """Return a function during which the collector does not run by itself, nor any sooner after it.
 
     The collector runs by itself after so many new objects. What a region makes while the program
-    runs would move that to another batch, and so change the levels that are measured.
+    runs would move that to another batch, or into a reading of the levels, and so change them.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        global _off_in
+        is_enabled = gc.isenabled()
         count = find_count()
-        if count is None:
-            return function(*args, **kwargs)
-        before = count.value
+        before = None if count is None else count.value
         try:
+            if is_enabled:
+                _off_in = threading.get_ident()
+                gc.disable()
             return function(*args, **kwargs)
         finally:
-            if count.value > before:  # not after a run, which begins to count again
+            # Not after a run, which begins to count again.
+            if count is not None and before is not None and count.value > before:
                 count.value = before
+            if is_enabled:
+                gc.enable()
+                _off_in = None
 
     return call
 
@@ -272,22 +283,9 @@ def listen_no_longer(callback: Callable[[str, Mapping[str, int]], None]) -> None
         gc.callbacks.remove(callback)
 
 
-_off_in: int | None = None
-"""The number of the thread in which :func:`without_collections` has disabled the collector."""
-
-
 def without_collections(function: Callable[[], T]) -> T:
     """Call a function while the garbage collector does not run by itself."""
-    global _off_in
-    if not gc.isenabled():
-        return function()
-    try:
-        _off_in = threading.get_ident()
-        gc.disable()
-        return not_counted(function)()  # or it would run as soon as it is enabled
-    finally:
-        gc.enable()
-        _off_in = None
+    return not_counted(function)() if gc.isenabled() else function()
 
 
 def repair() -> None:

@@ -1,11 +1,15 @@
 """Growth of loops that leave garbage in reference cycles, compared with a collection per batch."""
 
+import gc
+import traceback
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
 from growth_programs import (
+    KINDS,
     OWNERS,
     WAYS,
     Cycle,
@@ -66,6 +70,43 @@ def test_growth_of_random_loops_is_true_to_the_byte(cpu: MemoryProbe, is_native:
     72 have each number of batches without collections of their own, and with them.
     """
     check_random_loops(cpu, "cpu", range(72 if is_native else 3))
+
+
+@pytest.fixture
+def often_collected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the collector run by itself after so few new objects."""
+    before = gc.get_threshold()
+    gc.set_threshold(request.param, *before[1:])
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("often_collected", [20, 60, 150], indirect=True)
+@pytest.mark.usefixtures("often_collected")
+def test_growth_is_true_while_the_collector_runs_by_itself(
+    cpu: MemoryProbe, is_native: bool
+) -> None:
+    """It never begins to run at a boundary, in which levels are read and garbage is counted."""
+    check_random_loops(cpu, "cpu", range(24 if is_native else 2), (*KINDS, *OWNERS, LeavesViews))
+
+
+@pytest.mark.parametrize("often_collected", [5], indirect=True)
+@pytest.mark.usefixtures("often_collected")
+def test_the_collector_begins_no_run_at_a_boundary(cpu: MemoryProbe) -> None:
+    """It runs after so many new objects, some of which boundaries make themselves."""
+    runs: list[traceback.StackSummary] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            runs.append(traceback.extract_stack())
+
+    with cpu.measure() as region:
+        gc.callbacks.append(note)
+        for _ in region.batches(range(30)):
+            LeavesOne("cpu", keeps_last=False).run(0)
+        gc.callbacks.remove(note)
+    assert runs, "the loop makes enough objects"
+    assert not [run for run in runs if any(frame.name == "add" for frame in run)]
 
 
 @pytest.mark.parametrize("first", [7, 539, 2574])
