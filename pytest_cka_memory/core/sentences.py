@@ -21,7 +21,7 @@ _RAISED = {
 _LEAST_SHARE = 0.01
 """Less than this share of the peak increase would not explain a figure."""
 _MUCH = 0.1
-"""Where groups are that have together a larger share than this is said, though none is shown."""
+"""Where groups are that have together this share or more is said, though none is shown."""
 _MOST_FILES = 2
 
 
@@ -347,9 +347,9 @@ def rest_of_groups(rest: Sequence[Holding], all_bytes: int) -> str:
     for holding in rest:
         if holding.created_at:
             files[holding.created_at[0].rpartition(":")[0]] += holding.bytes
-    if not files or rest_bytes < _MUCH * all_bytes:
+    most = [each for each in files.most_common(_MOST_FILES) if each[1] >= _MUCH * rest_bytes]
+    if not most or rest_bytes < _MUCH * all_bytes:
         return text
-    most = files.most_common(_MOST_FILES)
     places = [f"{format_with_unit(size)} in {file}" for file, size in most]
     if other_bytes := rest_bytes - sum(size for _, size in most):
         places.append(f"{format_with_unit(other_bytes)} elsewhere")

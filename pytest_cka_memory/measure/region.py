@@ -20,7 +20,7 @@ from pytest_cka_memory.measure.evidence import (
     WithRecording,
     explains_host,
 )
-from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
+from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack, record_at, record_of
 from pytest_cka_memory.meters.collector import not_counted
 
 if TYPE_CHECKING:
@@ -224,6 +224,7 @@ class Region(WithRecording, FigureNames):
         if self._reserve.is_due(self._loop.samples.reserved_bytes):
             self._look_at_reserve(f"after batch {ended}")
 
+    @not_counted
     def _look_before_release(self) -> None:
         if self._explainer is not None and self._reserve.is_highest():
             self._look_at_reserve("before the cache was emptied")
@@ -248,12 +249,9 @@ class Region(WithRecording, FigureNames):
         error: BaseException | None = None,
     ) -> None:
         self._end_watching()
-        self._loop.end()  # first: cleaning frees what its last census counts
-        self._before_reading()
-        thorough = self._is_thorough()
-        opened, finish = self._open_region, partial(self._finish_additions, completed)
+        opened = self._open_region
         try:
-            closed = self._stack.figures_at_end(opened, thorough, finish)
+            closed, thorough = self._figures_at_end(completed)
             record = record_of(
                 self.label,
                 opened,
@@ -288,6 +286,15 @@ class Region(WithRecording, FigureNames):
                 raise
         finally:
             self._stack.close(opened)
+
+    @not_counted
+    def _figures_at_end(self, completed: bool) -> tuple[ClosedRegion, bool]:
+        """Return the figures, and whether they are judged."""
+        self._loop.end()  # first: cleaning frees what its last census counts
+        self._before_reading()
+        thorough = self._is_thorough()
+        finish = partial(self._finish_additions, completed)
+        return self._stack.figures_at_end(self._open_region, thorough, finish), thorough
 
     def _describe_garbage_at_peak(self) -> None:
         """Find a cycle to name, if a limit on the peak is broken and no boundary has found one."""

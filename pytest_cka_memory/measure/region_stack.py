@@ -96,6 +96,7 @@ class RegionStack:
 
     def snapshot(self) -> Reading:
         """Return a reading with the peaks of the innermost open region, or since the last one."""
+        collector.repair()
         still_open = _still_live(self._open)
         if still_open:
             return still_open[-1].peaks.read()
@@ -158,6 +159,7 @@ class RegionStack:
 
     def close(self, region: OpenRegion) -> None:
         """End `region`."""
+        collector.repair()
         try:
             region.peaks.close()
             with self._lock:

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from gc import collect  # at import, because a test may patch gc.collect
+from gc import collect, disable, enable, isenabled  # at import, because a test may patch them
 from itertools import chain, compress, repeat
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -228,29 +228,32 @@ _off_in: int | None = None
 
 
 def not_counted(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function during which the collector does not run by itself, nor any sooner after it.
+    """Return a function during which the collector does not run by itself.
 
-    The collector runs by itself after so many new objects. What a region makes while the program
-    runs would move that to another batch, or into a reading of the levels, and so change them.
+    It runs after so many new objects. What a region makes while the program runs would move that
+    to another batch, or into a reading of the levels, and so change them. Where the number of new
+    objects is known, it is afterwards as if the function had made none.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         global _off_in
-        is_enabled = gc.isenabled()
+        was_enabled = isenabled()
         count = find_count()
         before = None if count is None else count.value
         try:
-            if is_enabled:
+            if was_enabled:
                 _off_in = threading.get_ident()
-                gc.disable()
+                disable()
             return function(*args, **kwargs)
         finally:
-            # Not after a run, which begins to count again.
-            if count is not None and before is not None and count.value > before:
-                count.value = before
-            if is_enabled:
-                gc.enable()
-                _off_in = None
+            try:
+                # Not after a run, which begins to count again.
+                if count is not None and before is not None and count.value > before:
+                    count.value = before
+            finally:
+                if was_enabled:
+                    enable()
+                    _off_in = None
 
     return call
 
@@ -285,13 +288,18 @@ def listen_no_longer(callback: Callable[[str, Mapping[str, int]], None]) -> None
 
 def without_collections(function: Callable[[], T]) -> T:
     """Call a function while the garbage collector does not run by itself."""
-    return not_counted(function)() if gc.isenabled() else function()
+    return not_counted(function)() if isenabled() else function()
 
 
 def repair() -> None:
-    """Enable the collector if an exception has kept an earlier search in this thread from it."""
+    """Enable the collector if an exception has kept :func:`not_counted` in this thread from it.
+
+    Not to be called inside such a function.
+    """
+    global _off_in
     if _off_in == threading.get_ident():
-        gc.enable()
+        _off_in = None
+        enable()
 
 
 class Generations:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.meters import collector, objects, torch_private, torch_versions
+from pytest_cka_memory.meters import objects, torch_private, torch_versions
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.ledger import Ledger, is_shared_memory
 from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
@@ -115,7 +115,6 @@ class StorageTracker(SharedPatches):
             pop_mode()
 
     def make_patches(self) -> Iterator[Undoable]:
-        collector.repair()
         yield self  # first: the other patches report to the ledger that it makes
         yield Patch(torch.UntypedStorage, "resize_", self._resizing(torch.UntypedStorage.resize_))
         yield from collection_callbacks(self.note_collection)

@@ -302,7 +302,7 @@ def _group_lines(
             yield from wrapped(f"what to do: {hint_within(breach, holding)}", width, "    ")
     rest = inside[_MOST_GROUPS:]
     if rest:
-        all_bytes = sum(holding.bytes for holding in inside)
+        all_bytes = sum(holding.bytes for holding in holdings)
         yield from wrapped(sentences.rest_of_groups(rest, all_bytes), width, "  ")
     for holding in holdings[len(inside) :]:
         yield from holding_lines(holding, width, traced=traced)

@@ -248,11 +248,13 @@ def test_a_thread_in_which_the_meter_still_waits_is_not_who_called_a_backward_pa
         monkeypatch.setattr(torch.autograd, "grad", blocking_grad)
         waiting = threading.Thread(target=run_empty_pass, args=(explaining.device,))
         waiting.start()
-        assert begun.wait(30)
-        monkeypatch.undo()
-        run(weight)
-        end.set()
-        waiting.join()
+        try:
+            assert begun.wait(30)
+            monkeypatch.undo()
+            run(weight)
+        finally:
+            end.set()
+            waiting.join()
     codes = [group.code or "" for group in region.record.at_peak if group.bytes == weight.nbytes]
     assert [line for line in codes if code in line], codes
 

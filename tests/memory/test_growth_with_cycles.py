@@ -4,7 +4,9 @@ import gc
 import traceback
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ from growth_programs import (
     growth,
 )
 
+import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.measure.batches import BatchSamples
 
 LENGTHS = (5, 8, 10, 11, 12, 13, 15, 19, 27, 28, 40, 41, 50, 66, 80)
 
@@ -87,7 +91,7 @@ def test_growth_is_true_while_the_collector_runs_by_itself(
     cpu: MemoryProbe, is_native: bool
 ) -> None:
     """It never begins to run at a boundary, in which levels are read and garbage is counted."""
-    check_random_loops(cpu, "cpu", range(24 if is_native else 2), (*KINDS, *OWNERS, LeavesViews))
+    check_random_loops(cpu, "cpu", range(24 if is_native else 1), (*KINDS, *OWNERS, LeavesViews))
 
 
 @pytest.mark.parametrize("often_collected", [5], indirect=True)
@@ -100,13 +104,41 @@ def test_the_collector_begins_no_run_at_a_boundary(cpu: MemoryProbe) -> None:
         if phase == "start":
             runs.append(traceback.extract_stack())
 
+    own = Path(pytest_cka_memory.__file__).parent / "measure" / "batches.py"
     with cpu.measure() as region:
         gc.callbacks.append(note)
-        for _ in region.batches(range(30)):
-            LeavesOne("cpu", keeps_last=False).run(0)
-        gc.callbacks.remove(note)
+        try:
+            for _ in region.batches(range(30)):
+                LeavesOne("cpu", keeps_last=False).run(0)
+        finally:
+            gc.callbacks.remove(note)
     assert runs, "the loop makes enough objects"
-    assert not [run for run in runs if any(frame.name == "add" for frame in run)]
+    automatic = [run for run in runs if "collect" not in (run[-2].line or "")]
+    assert not [run for run in automatic if any(frame.filename == str(own) for frame in run)]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_boundaries_leave_the_collector_as_it_is(
+    cpu: MemoryProbe, monkeypatch: pytest.MonkeyPatch, is_enabled: bool
+) -> None:
+    """Also if a boundary raises."""
+
+    def fail(*_: object) -> None:
+        raise OSError
+
+    seen = []
+    if not is_enabled:
+        gc.disable()
+    try:
+        with suppress(OSError), cpu.measure() as region:
+            for batch in region.batches(range(4)):
+                seen.append(gc.isenabled())
+                if batch == 2:
+                    monkeypatch.setattr(BatchSamples, "add", fail)
+        seen.append(gc.isenabled())
+    finally:
+        gc.enable()
+    assert seen == 4 * [is_enabled]
 
 
 @pytest.mark.parametrize("first", [7, 539, 2574])

@@ -57,8 +57,8 @@ static Object waiting_frame(Object frame) {
     return NULL;
 }
 
-/* Return the frame in which another thread waits for a backward pass; NULL if there is none, or if
-   several wait, because torch does not tell which of them started a pass. */
+/* Return the frame in which another thread of the user's waits for a backward pass; NULL if there is
+   none, or if several wait, because torch does not tell which of them started a pass. */
 Object frame_that_waits(void) {
     Object found = NULL, type, value, trace;
     py.Err_Fetch(&type, &value, &trace);
