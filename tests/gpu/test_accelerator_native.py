@@ -184,6 +184,22 @@ class Repeating(torch.autograd.Function):
         return repeated[: gradient.numel()] * 2
 
 
+def called_in_backward(function):
+    """Return an autograd function whose backward pass calls `function`."""
+
+    class Calling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            function()
+            return gradient * 2
+
+    return Calling
+
+
 def recomputed(x):
     return (x * 2).exp().sin()
 
@@ -226,20 +242,13 @@ def test_a_thread_in_which_the_meter_still_waits_is_not_who_called_a_backward_pa
     begun, end = threading.Event(), threading.Event()
     grad = torch.autograd.grad
 
-    class Blocking(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            begun.set()
-            end.wait(30)
-            return gradient
+    def wait():
+        begun.set()
+        end.wait(30)
 
     def blocking_grad(*args):
         on_cpu = torch.ones(1, requires_grad=True)
-        return grad(Blocking.apply(on_cpu), on_cpu)
+        return grad(called_in_backward(wait).apply(on_cpu), on_cpu)
 
     run, code = BACKWARD_PASSES["backward"]
     weight = torch.ones(2**20, device=explaining.device, requires_grad=True)
@@ -272,20 +281,12 @@ def test_backward_passes_of_two_threads_have_no_line(explaining):
     """Torch does not tell which of two threads that wait has started a pass."""
     both = threading.Barrier(2)
 
-    class Meeting(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            both.wait()
-            return gradient * 2
+    meeting = called_in_backward(both.wait)
 
     def run(device):
         on_device = torch.ones(2**20, device=device, requires_grad=True)
         on_cpu = torch.ones(1, requires_grad=True)
-        (on_device.exp().sum() + Meeting.apply(on_cpu).to(device).sum()).backward()
+        (on_device.exp().sum() + meeting.apply(on_cpu).to(device).sum()).backward()
 
     with explaining.measure() as region:
         threads = [threading.Thread(target=run, args=(explaining.device,)) for _ in range(2)]
