@@ -38,6 +38,7 @@ from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
 from pytest_cka_memory.holders.tensors import dtype_and_shape_of, has_one_element, label
 from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.collector import without_collections
 from pytest_cka_memory.meters.objects import grad_fn_of, is_node
 
 _REBUILT = "each batch replaces `{}` by a larger one; limit its length, or empty it between batches"
@@ -244,15 +245,14 @@ def growing_graph(boundaries: Sequence[int]) -> str | None:
         later <= earlier for earlier, later in pairwise(boundaries)
     ):
         return None
-    was_enabled = gc.isenabled()
-    gc.disable()  # a collection during the search would only cost time
-    try:
-        with torch_private.no_torch_function(), remembering_places():
-            tensor = _newest_with_every_batch(boundaries)
-            return None if tensor is None else advice_of_nodes(tensor, _name_of_tensor(tensor))
-    finally:
-        if was_enabled:
-            gc.enable()
+    with torch_private.no_torch_function(), remembering_places():
+        # A collection during the search would only cost time.
+        return without_collections(lambda: _advice_of_growing(boundaries))
+
+
+def _advice_of_growing(boundaries: Sequence[int]) -> str | None:
+    tensor = _newest_with_every_batch(boundaries)
+    return None if tensor is None else advice_of_nodes(tensor, _name_of_tensor(tensor))
 
 
 def _newest_with_every_batch(boundaries: Sequence[int]) -> Any:

@@ -4,7 +4,6 @@ The references that names lead to are searched first; those of C++ only for stor
 missing. Each group has one description: of its largest storage.
 """
 
-import gc
 import sys
 import time
 from bisect import bisect_left
@@ -43,6 +42,7 @@ from pytest_cka_memory.holders.search import search
 from pytest_cka_memory.holders.tensors import dtype_and_shape_of, is_pinned_tensor
 from pytest_cka_memory.holders.unreached import UnreachedTree, find_unreached
 from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.collector import without_collections
 from pytest_cka_memory.meters.objects import may_be_pinned
 
 _AT_ONCE = 10_000
@@ -110,19 +110,16 @@ def holdings(
     """
     # In the order of allocation, so that of equally large ones the same is described every time.
     live = sorted(live_of(allocations), key=attrgetter("serial"))
-    was_enabled = gc.isenabled()
-    gc.disable()  # a collection during the search would only cost time
     try:
         # The user's modes must not see these calls.
         with torch_private.no_torch_function(), expressions.remembering_places():
             roots = partial(_roots, named_values, error)
             progress = Progress(len(live), write)
-            description = _Description(live, roots, boundaries, progress, with_paths, keeps)
-            return description.holdings()
+            parts = live, roots, boundaries, progress, with_paths, keeps
+            # A collection during the search would only cost time.
+            return without_collections(lambda: _Description(*parts).holdings())
     finally:
         references.has_packed_parameters.cache_clear()
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(slots=True)
