@@ -166,7 +166,7 @@ def command(
     if arguments[:2] == ["-m", "pytest"]:
         program, *arguments = arguments[1:]
     if program != "pytest":
-        imported_plugin.forget("emulated_cuda", "pytest_cka_memory")
+        imported_plugin.forget("pytest_cka_memory")
     _load_device_of_parent(environment)
     if program == "pytest":
         return int(pytest.main(arguments, plugins=[ForkedWorkers(workers)] if workers else []))

@@ -14,6 +14,8 @@ import listed_plugins
 import pytest
 
 _PACKAGES = ("core", "holders", "limits", "measure", "meters", "plugin", "reports", "stored")
+_IMPORTED_LATE = "tabulate", "emulated_cuda.values.registration", "emulated_cuda.triton.launches"
+"""By each session with a table, and with each emulated device."""
 
 
 class _Importing:
@@ -22,6 +24,8 @@ class _Importing:
         listed_plugins.list_hooks_and_fixtures(config.pluginmanager)
         # Not plainly, because pytest warns of a package whose asserts it could not rewrite.
         importlib.import_module("emulated_cuda")
+        for name in _IMPORTED_LATE:
+            importlib.import_module(name)
         from pytest_cka_memory.plugin.pytest_private import plain_imports
 
         with plain_imports():
