@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -36,12 +37,14 @@ class Session:
         self.card_that_was_full: str | None = None
         """The device that was asked for, if the test did not fit it and another one is used."""
         self._shows_progress = shows_progress
+        self._begun = time.monotonic()
         self.arguments = list(arguments)
 
     def show(self, line: str) -> None:
-        """Show what is done now, unless the user wants no progress."""
+        """Show what is done now, and the minutes so far, unless the user wants no progress."""
         if self._shows_progress:
-            print(line, file=sys.stderr, flush=True)
+            minutes, seconds = divmod(round(time.monotonic() - self._begun), 60)
+            print(f"[{minutes}:{seconds:02}] {line}", file=sys.stderr, flush=True)
 
     def results(
         self,
