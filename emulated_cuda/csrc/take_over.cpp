@@ -1,6 +1,7 @@
 // Takes over libraries that were loaded before this one: replaces the addresses that the dynamic linker
-// wrote into their tables (GOT) by those of this library's functions of the same names, and those that modules of
-// cuda.bindings have kept in variables. Libraries that load later find this one first.
+// wrote into their tables (GOT) by those of this library's functions of the same names, those that the machine's own
+// driver exports, and those that modules of cuda.bindings have kept in variables. Libraries that load later find this
+// one first.
 #include "emulated.hpp"
 
 #include <dlfcn.h>
@@ -70,44 +71,88 @@ static void write_entry(void** entry, void* value) {
   if (!mprotect(start, page, PROT_READ | PROT_WRITE)) *entry = value;
 }
 
-static int take_over(dl_phdr_info* library, size_t, void*) {
-  if (is_left_alone(library->dlpi_name) || !done.emplace(library->dlpi_addr, library->dlpi_name).second) return 0;
-  const ElfW(Dyn)* dynamic = nullptr;
-  for (int i = 0; i < library->dlpi_phnum; ++i)
-    if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
-      dynamic = (const ElfW(Dyn)*)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
-  if (!dynamic) return 0;
-  Dl_info info;
-  if (dladdr((void*)&take_over, &info) && (uintptr_t)info.dli_fbase == library->dlpi_addr) return 0;  // this library
+static void replace(void** entry, void* value) {
+  if (!value || *entry == value) return;
+  replaced.emplace_back(entry, *entry);
+  write_entry(entry, value);
+}
+
+struct Tables {  // of a library, for the dynamic linker
   const ElfW(Sym)* symbols = nullptr;
   const char* names = nullptr;
-  const ElfW(Rela)* tables[2] = {};
+  const ElfW(Rela)* relocations[2] = {};
   size_t sizes[2] = {}, unnamed = 0;  // torch has a million entries without a symbol, which come first
-  for (; dynamic->d_tag; ++dynamic) {
-    auto address = dynamic->d_un.d_ptr;
-    if (dynamic->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym)*)address;
-    if (dynamic->d_tag == DT_STRTAB) names = (const char*)address;
-    if (dynamic->d_tag == DT_JMPREL) tables[0] = (const ElfW(Rela)*)address;
-    if (dynamic->d_tag == DT_PLTRELSZ) sizes[0] = dynamic->d_un.d_val;
-    if (dynamic->d_tag == DT_RELA) tables[1] = (const ElfW(Rela)*)address;
-    if (dynamic->d_tag == DT_RELASZ) sizes[1] = dynamic->d_un.d_val;
-    if (dynamic->d_tag == DT_RELACOUNT) unnamed = dynamic->d_un.d_val;
+  const uint32_t *hashes = nullptr, *gnu_hashes = nullptr;
+
+  explicit Tables(const dl_phdr_info* library) {
+    const ElfW(Dyn)* dynamic = nullptr;
+    for (int i = 0; i < library->dlpi_phnum; ++i)
+      if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
+        dynamic = (const ElfW(Dyn)*)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
+    for (; dynamic && dynamic->d_tag; ++dynamic) {
+      auto address = dynamic->d_un.d_ptr;
+      if (dynamic->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym)*)address;
+      if (dynamic->d_tag == DT_STRTAB) names = (const char*)address;
+      if (dynamic->d_tag == DT_JMPREL) relocations[0] = (const ElfW(Rela)*)address;
+      if (dynamic->d_tag == DT_PLTRELSZ) sizes[0] = dynamic->d_un.d_val;
+      if (dynamic->d_tag == DT_RELA) relocations[1] = (const ElfW(Rela)*)address;
+      if (dynamic->d_tag == DT_RELASZ) sizes[1] = dynamic->d_un.d_val;
+      if (dynamic->d_tag == DT_RELACOUNT) unnamed = dynamic->d_un.d_val;
+      if (dynamic->d_tag == DT_HASH) hashes = (const uint32_t*)address;
+      if (dynamic->d_tag == DT_GNU_HASH) gnu_hashes = (const uint32_t*)address;
+    }
   }
+
+  // The number of symbols is written nowhere else than in a table of hashes.
+  size_t count() const {
+    if (hashes) return hashes[1];
+    if (!gnu_hashes) return 0;
+    uint32_t buckets = gnu_hashes[0], first = gnu_hashes[1], words = gnu_hashes[2], last = 0;
+    const uint32_t* bucket = gnu_hashes + 4 + words * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+    for (uint32_t i = 0; i < buckets; ++i) last = bucket[i] > last ? bucket[i] : last;
+    if (last < first) return first;
+    while (!(bucket[buckets + last - first] & 1)) ++last;
+    return last + 1;
+  }
+};
+
+// What NVIDIA's libraries have of the runtime in them opens the driver by its name and finds the one of the machine,
+// which was loaded first. What they look up there leads here.
+static void redirect_exports(const dl_phdr_info* driver) {
+  Tables tables(driver);
+  for (size_t i = 1, count = tables.count(); i < count; ++i) {
+    auto& symbol = const_cast<ElfW(Sym)&>(tables.symbols[i]);
+    const char* name = tables.names + symbol.st_name;
+    if (!symbol.st_shndx || !is_of_cuda(name)) continue;
+    if (void* ours = own_function(name)) replace((void**)&symbol.st_value, (void*)((uintptr_t)ours - driver->dlpi_addr));
+  }
+}
+
+static bool is_driver(const char* path) {
+  const char* file = strrchr(path, '/');
+  return file && !strncmp(file, "/libcuda.so", strlen("/libcuda.so"));
+}
+
+static int take_over(dl_phdr_info* library, size_t, void*) {
+  bool redirects = is_driver(library->dlpi_name);
+  if (!redirects && is_left_alone(library->dlpi_name)) return 0;
+  if (!done.emplace(library->dlpi_addr, library->dlpi_name).second) return 0;
+  Dl_info info;
+  if (dladdr((void*)&take_over, &info) && (uintptr_t)info.dli_fbase == library->dlpi_addr) return 0;  // this library
+  if (redirects) return redirect_exports(library), 0;
+  Tables tables(library);
   for (int table = 0; table < 2; ++table)
-    for (size_t i = table ? unnamed : 0; tables[table] && i < sizes[table] / sizeof(ElfW(Rela)); ++i) {
-      const ElfW(Rela)& relocation = tables[table][i];
+    for (size_t i = table ? tables.unnamed : 0; i < tables.sizes[table] / sizeof(ElfW(Rela)); ++i) {
+      const ElfW(Rela)& relocation = tables.relocations[table][i];
       auto type = ELF64_R_TYPE(relocation.r_info);
       if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
-      const ElfW(Sym)& symbol = symbols[ELF64_R_SYM(relocation.r_info)];
+      const ElfW(Sym)& symbol = tables.symbols[ELF64_R_SYM(relocation.r_info)];
       if (symbol.st_shndx) continue;  // before its name is read, because most have none here to replace
-      const char* name = names + symbol.st_name;
+      const char* name = tables.names + symbol.st_name;
       bool opens = !strcmp(name, "dlopen");
       if (!opens && !is_of_cuda(name)) continue;
       void* ours = opens ? (void*)&open_library : own_function(name);
-      auto entry = (void**)(library->dlpi_addr + relocation.r_offset);
-      if (!ours || *entry == ours) continue;
-      replaced.emplace_back(entry, *entry);
-      write_entry(entry, ours);
+      replace((void**)(library->dlpi_addr + relocation.r_offset), ours);
     }
   return 0;
 }

@@ -308,6 +308,7 @@ class Library:
             TooLateError: if torch has looked for devices before: it keeps the number it found.
         """
         folder = torch_folder() / "lib"
+        self._functions.emulated_take_over()  # first: the next libraries ask for devices
         # torch loads these two when they are first needed, and would then find the real runtime.
         for library in versions.LATE_LIBRARIES.value:
             ctypes.CDLL(str(folder / library))

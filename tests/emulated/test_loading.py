@@ -1,6 +1,7 @@
 """When the device is loaded: before torch, after it, twice, and where it is refused."""
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -245,10 +246,11 @@ def test_limit_of_the_address_space_is_refused(python):
 
 
 DRIVER = """
-static int is_started;
-int cuInit(unsigned flags) { is_started = 1; return 0; }
+int calls, is_started;
+int cuInit(unsigned flags) { ++calls; is_started = 1; return 0; }
 int cuDeviceGetCount(int *count) { *count = 1; return is_started ? 0 : 3; }
 """
+"""All other functions of the driver of a GPU, which count how often they are called, follow."""
 LOADED = """
 import os
 folder = os.environ["LD_LIBRARY_PATH"]
@@ -262,7 +264,11 @@ def driver(tmp_path_factory) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("requires gcc")
     folder = tmp_path_factory.mktemp("driver")
-    (folder / "driver.c").write_text(DRIVER, encoding="utf-8")
+    symbols = subprocess.check_output(["nm", "-D", library.path_of_compiled(library.LIBRARY)])
+    names = {*re.findall(r"\bcu[A-Z]\w+", symbols.decode())} - {"cuInit", "cuDeviceGetCount"}
+    assert "cuGetProcAddress_v2" in names
+    others = [f"int {name}(void) {{ ++calls; return 3; }}" for name in sorted(names)]
+    (folder / "driver.c").write_text("\n".join([DRIVER, *others]), encoding="utf-8")
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         command = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", name, "driver.c"]
         subprocess.run(command, cwd=folder, check=True)
@@ -278,6 +284,30 @@ def test_device_is_emulated_beside_a_driver(python, driver, start, found):
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[0] == "Tesla T4 True"
     assert run.stdout.splitlines()[-1] == str(found)  # cuBLAS has loaded the driver with torch
+
+
+BESIDE = """
+import ctypes, os, torch, emulated_cuda
+emulated_cuda.load("a100")
+query = torch.ones(1, 2, 8, 16, device="cuda", dtype=torch.half)
+print(torch.ops.aten._scaled_dot_product_cudnn_attention(query, query, query, None, True)[0].sum())
+print(torch.linalg.svdvals(torch.eye(3, device="cuda")).sum())
+driver = ctypes.CDLL(os.environ["LD_LIBRARY_PATH"] + "/libcuda.so.1")
+print(ctypes.c_int.in_dll(driver, "calls").value)
+"""
+
+
+def test_no_library_of_nvidia_calls_the_driver_of_the_machine(python, driver):
+    """What cuDNN and MAGMA have of the runtime in them finds the emulated driver, too.
+
+    The real one came first, because torch was imported before the device was loaded.
+    """
+    run = python("-c", BESIDE, LD_LIBRARY_PATH=str(driver))
+    assert run.returncode == 0, run.stderr
+    attention, values, calls = run.stdout.splitlines()
+    assert attention.startswith("tensor(256., device='cuda:0', dtype=torch.float16")
+    assert values.startswith("tensor(3., device='cuda:0'")
+    assert calls == "0"
 
 
 OF_DRIVER = """
