@@ -1,7 +1,7 @@
 """Hides what was imported so far from the garbage collector: the last import of a server.
 
 Each collection of a process that it forks would walk over the modules of torch, and copy their
-pages. They reference no tensor.
+pages. They reference no tensor but constants of `emulated_cuda`.
 """
 
 import atexit

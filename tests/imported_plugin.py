@@ -15,7 +15,7 @@ import pytest
 
 _PACKAGES = ("core", "holders", "limits", "measure", "meters", "plugin", "reports", "stored")
 _IMPORTED_LATE = "tabulate", "emulated_cuda.values.registration", "emulated_cuda.triton.launches"
-"""By each session with a table, and with each emulated device."""
+"""What sessions import late: each with a table, each with an emulated device."""
 
 
 class _Importing:

@@ -1,7 +1,6 @@
-// Takes over libraries that were loaded before this one: replaces the addresses that the dynamic linker
-// wrote into their tables (GOT) by those of this library's functions of the same names, those that the machine's own
-// driver exports, and those that modules of cuda.bindings have kept in variables. Libraries that load later find this
-// one first.
+// Takes over libraries that were loaded before this one. Three kinds of addresses are replaced by those of this
+// library's functions of the same names: in the dynamic linker's tables (GOT), in the table of symbols of the machine's
+// own driver, and in variables of modules of cuda.bindings. Libraries that load later find this one first.
 #include "emulated.hpp"
 
 #include <dlfcn.h>
@@ -10,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cstring>
 #include <map>
 #include <set>
@@ -72,7 +72,7 @@ static void write_entry(void** entry, void* value) {
 }
 
 static void replace(void** entry, void* value) {
-  if (!value || *entry == value) return;
+  if (*entry == value) return;
   replaced.emplace_back(entry, *entry);
   write_entry(entry, value);
 }
@@ -116,15 +116,18 @@ struct Tables {  // of a library, for the dynamic linker
   }
 };
 
-// What NVIDIA's libraries have of the runtime in them opens the driver by its name and finds the one of the machine,
-// which was loaded first. What they look up there leads here.
+static bool is_function_of_driver(const char* name) { return !strncmp(name, "cu", 2) && isupper((unsigned char)name[2]); }
+
+// The copy of the runtime inside NVIDIA's libraries opens the driver by its name, and finds the machine's if that was
+// loaded first. The functions that it looks up there are then ours, or missing, as if ours had been loaded first.
 static void redirect_exports(const dl_phdr_info* driver) {
   Tables tables(driver);
   for (size_t i = 1, count = tables.count(); i < count; ++i) {
     auto& symbol = const_cast<ElfW(Sym)&>(tables.symbols[i]);
     const char* name = tables.names + symbol.st_name;
-    if (!symbol.st_shndx || !is_of_cuda(name)) continue;
-    if (void* ours = own_function(name)) replace((void**)&symbol.st_value, (void*)((uintptr_t)ours - driver->dlpi_addr));
+    if (!symbol.st_shndx || ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || !is_function_of_driver(name)) continue;
+    void* ours = own_function(name);  // an address of 0 is no symbol to the dynamic linker
+    replace((void**)&symbol.st_value, ours ? (void*)((uintptr_t)ours - driver->dlpi_addr) : nullptr);
   }
 }
 
@@ -139,7 +142,10 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
   if (!done.emplace(library->dlpi_addr, library->dlpi_name).second) return 0;
   Dl_info info;
   if (dladdr((void*)&take_over, &info) && (uintptr_t)info.dli_fbase == library->dlpi_addr) return 0;  // this library
-  if (redirects) return redirect_exports(library), 0;
+  if (redirects) {
+    redirect_exports(library);
+    return 0;
+  }
   Tables tables(library);
   for (int table = 0; table < 2; ++table)
     for (size_t i = table ? tables.unnamed : 0; i < tables.sizes[table] / sizeof(ElfW(Rela)); ++i) {
@@ -152,7 +158,7 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
       bool opens = !strcmp(name, "dlopen");
       if (!opens && !is_of_cuda(name)) continue;
       void* ours = opens ? (void*)&open_library : own_function(name);
-      replace((void**)(library->dlpi_addr + relocation.r_offset), ours);
+      if (ours) replace((void**)(library->dlpi_addr + relocation.r_offset), ours);
     }
   return 0;
 }

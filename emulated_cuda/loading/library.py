@@ -121,8 +121,8 @@ def check_no_driver_in_use() -> None:
     Raises:
         TooLateError: names the library.
     """
-    driver, nvml = mapped_path("libcuda.so"), mapped_path("libnvidia-ml.so")
-    driver_in_use = nvml or (driver if driver is not None and _is_started(driver) else None)
+    started = filter(_is_started, mapped_paths("libcuda.so"))
+    driver_in_use = next(iter([*mapped_paths("libnvidia-ml.so"), *started]), None)
     if driver_in_use is not None:
         raise TooLateError(
             "it is too late to load the emulated CUDA device: it replaces NVIDIA's driver, but "
@@ -132,16 +132,14 @@ def check_no_driver_in_use() -> None:
 
 def is_mapped(name: str) -> bool:
     """Whether a file whose name starts so is mapped into this process."""
-    return mapped_path(name) is not None
+    return bool(mapped_paths(name))
 
 
-def mapped_path(name: str) -> str | None:
-    """Return the path of a file whose name starts so and that is mapped into this process."""
+def mapped_paths(name: str) -> list[str]:
+    """Return the paths of the files whose names start so and that are mapped into this process."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            if f"/{name}" in line:
-                return line[line.index("/") :].strip()
-    return None
+        found = [line[line.index("/") :].strip() for line in maps if f"/{name}" in line]
+    return [*dict.fromkeys(found)]
 
 
 def path_of_compiled(module: str) -> str:
@@ -263,8 +261,14 @@ class Library:
                 f"{self.path} belongs to another version of emulated_cuda than the Python files; "
                 "reinstall pytest-cka-memory"
             )
-        if self._is_late:
-            self._take_over_imported_torch()
+        try:
+            if self._is_late:
+                self._take_over_imported_torch()
+            elif is_mapped("libcuda.so"):  # torch would find that by its name
+                self._functions.emulated_take_over()
+        except BaseException:
+            self._functions.emulated_give_back()
+            raise
         self._follow_libraries()
         replace_runtimes(self._functions)
 
@@ -308,7 +312,7 @@ class Library:
             TooLateError: if torch has looked for devices before: it keeps the number it found.
         """
         folder = torch_folder() / "lib"
-        self._functions.emulated_take_over()  # first: the next libraries ask for devices
+        self._functions.emulated_take_over()  # before MAGMA is loaded, which asks for devices then
         # torch loads these two when they are first needed, and would then find the real runtime.
         for library in versions.LATE_LIBRARIES.value:
             ctypes.CDLL(str(folder / library))
@@ -319,7 +323,6 @@ class Library:
         self._functions.cuInit(0)
         self._functions.cuDeviceGetCount(ctypes.byref(visible))
         if count() == 0 and visible.value > 0:
-            self._functions.emulated_give_back()
             raise TooLateError(
                 "it is too late to load the emulated CUDA device: this process has already asked "
                 f"torch for CUDA devices, and torch remembers that there are none; {LOAD_BEFORE}"

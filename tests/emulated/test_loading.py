@@ -246,11 +246,19 @@ def test_limit_of_the_address_space_is_refused(python):
 
 
 DRIVER = """
+#include <stdlib.h>
 int calls, is_started;
-int cuInit(unsigned flags) { ++calls; is_started = 1; return 0; }
+int cuInit(unsigned flags) {
+  ++calls;
+  if (getenv("DRIVER_WITHOUT_GPU")) return 100;
+  is_started = 1;
+  return 0;
+}
 int cuDeviceGetCount(int *count) { *count = 1; return is_started ? 0 : 3; }
+int cuOfTheDriverAlone(void) { return ++calls; }
 """
-"""All other functions of the driver of a GPU, which count how often they are called, follow."""
+"""All other functions of the driver of a GPU follow, which count how often they are called. That of
+the number of devices does not count, because it is asked whether the driver is started."""
 LOADED = """
 import os
 folder = os.environ["LD_LIBRARY_PATH"]
@@ -261,8 +269,8 @@ print([name for name in os.listdir(folder) if f"{folder}/{name}" in open("/proc/
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory) -> Path:
     """Return a folder with libraries that the linker takes for the driver of a GPU."""
-    if shutil.which("gcc") is None:
-        pytest.skip("requires gcc")
+    if None in map(shutil.which, ("gcc", "nm")):
+        pytest.skip("requires gcc and nm")
     folder = tmp_path_factory.mktemp("driver")
     symbols = subprocess.check_output(["nm", "-D", library.path_of_compiled(library.LIBRARY)])
     names = {*re.findall(r"\bcu[A-Z]\w+", symbols.decode())} - {"cuInit", "cuDeviceGetCount"}
@@ -275,8 +283,13 @@ def driver(tmp_path_factory) -> Path:
     return folder
 
 
+MAPPED = "import ctypes\nctypes.CDLL('libcuda.so.1')\n"  # and not started
+
+
 @pytest.mark.parametrize(
-    ("start", "found"), [(EARLY, []), (LATE, ["libcuda.so.1"])], ids=["before torch", "after torch"]
+    ("start", "found"),
+    [(EARLY, []), (LATE, ["libcuda.so.1"]), (MAPPED + EARLY, ["libcuda.so.1"])],
+    ids=["before torch", "after torch", "after the driver"],
 )
 def test_device_is_emulated_beside_a_driver(python, driver, start, found):
     """On a machine with a GPU, code finds the emulated device, also where torch was imported."""
@@ -286,28 +299,59 @@ def test_device_is_emulated_beside_a_driver(python, driver, start, found):
     assert run.stdout.splitlines()[-1] == str(found)  # cuBLAS has loaded the driver with torch
 
 
-BESIDE = """
-import ctypes, os, torch, emulated_cuda
+LOADED_LATE = """
+import ctypes, os, sys
+if sys.argv[1] == "torch":
+    import torch
+path = os.environ["LD_LIBRARY_PATH"] + "/libcuda.so.1"
+driver = ctypes.CDLL(path, mode=os.RTLD_NOLOAD if sys.argv[1] == "torch" else os.RTLD_NOW)
+calls = ctypes.c_int.in_dll(driver, "calls")
+before = calls.value
+"""
+USED = """
+import emulated_cuda
 emulated_cuda.load("a100")
+import torch
 query = torch.ones(1, 2, 8, 16, device="cuda", dtype=torch.half)
 print(torch.ops.aten._scaled_dot_product_cudnn_attention(query, query, query, None, True)[0].sum())
 print(torch.linalg.svdvals(torch.eye(3, device="cuda")).sum())
-driver = ctypes.CDLL(os.environ["LD_LIBRARY_PATH"] + "/libcuda.so.1")
-print(ctypes.c_int.in_dll(driver, "calls").value)
+print(calls.value - before, hasattr(driver, "cuOfTheDriverAlone"))
 """
 
 
-def test_no_library_of_nvidia_calls_the_driver_of_the_machine(python, driver):
-    """What cuDNN and MAGMA have of the runtime in them finds the emulated driver, too.
-
-    The real one came first, because torch was imported before the device was loaded.
+@pytest.mark.parametrize("first", ["torch", "driver"])
+def test_no_library_of_nvidia_calls_the_driver_of_the_machine(python, driver, first):
+    """The copy of the runtime in cuDNN, and the runtime that MAGMA calls while it is loaded, find
+    the emulated driver, although the machine's was loaded before: by torch, or by the program.
     """
-    run = python("-c", BESIDE, LD_LIBRARY_PATH=str(driver))
+    run = python("-c", LOADED_LATE + USED, first, LD_LIBRARY_PATH=str(driver))
     assert run.returncode == 0, run.stderr
     attention, values, calls = run.stdout.splitlines()
     assert attention.startswith("tensor(256., device='cuda:0', dtype=torch.float16")
     assert values.startswith("tensor(3., device='cuda:0'")
-    assert calls == "0"
+    assert calls == "0 False"
+
+
+REFUSED = """
+import torch
+assert not torch.cuda.is_available()  # so torch remembers that there are no devices
+before = calls.value
+import emulated_cuda
+try:
+    emulated_cuda.load()
+except emulated_cuda.DeviceError as error:
+    print(error)
+print(driver.cuMemAlloc_v2(), driver.cuOfTheDriverAlone() - before)
+"""
+
+
+def test_driver_of_the_machine_is_as_before_if_it_is_too_late(python, driver):
+    """The functions of the machine's driver are found again if the device cannot be loaded."""
+    given = {"LD_LIBRARY_PATH": str(driver), "DRIVER_WITHOUT_GPU": "1"}
+    run = python("-c", LOADED_LATE + REFUSED, "torch", **given)
+    error, calls = run.stdout.splitlines()
+    assert "has already asked torch for CUDA devices" in error
+    assert calls == "3 2", run.stderr
 
 
 OF_DRIVER = """
