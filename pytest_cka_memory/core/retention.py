@@ -97,6 +97,8 @@ class Holding:
 
 MIN_JUDGED_SAMPLES = 8
 """Number of samples after the warm-up that a growth figure needs."""
+WORKER = "DataLoader worker"
+"""The start of the name of a process that loads data."""
 PROCESS_WARMUP = 2
 """Batches that a growth figure leaves out unless told otherwise."""
 _PARTS = 4
@@ -110,6 +112,9 @@ class ProcessSample:
     """Number of the batch that has just ended, from 1."""
     bytes: int
     """Sum over all of these processes."""
+    workers_done: bool = False
+    """Whether the workers of the loader had fetched the last batch before: they fetch some batches
+    ahead. Growth leaves it out, because they had nothing left to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +147,7 @@ def steady_growth(samples: Sequence[ProcessSample], warmup: int = PROCESS_WARMUP
     next, per batch. A step raises one of them; memory that grows raises all three. It is never
     negative.
     """
-    judged = [sample for sample in samples if sample.batch > warmup]
+    judged = [it for it in samples if it.batch > warmup and not it.workers_done]
     if len(judged) < MIN_JUDGED_SAMPLES:
         return None
     size = len(judged) // _PARTS

@@ -13,6 +13,7 @@ from pytest_cka_memory.core.retention import (
     IN_USE,
     MIN_JUDGED_BATCHES,
     MIN_JUDGED_SAMPLES,
+    WORKER,
     Holding,
     ProcessUse,
     full_batches,
@@ -29,8 +30,6 @@ from pytest_cka_memory.core.sentences import (
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.units import counted, format_exact, format_with_unit
 
-WORKER = "DataLoader worker"
-"""The start of the name of a process that loads data."""
 _FIGURE = "process_growth_bytes_per_batch"
 _COPIED = (
     "keep the data set in an array or tensor instead of a list or dict of Python objects. "
@@ -84,17 +83,22 @@ class FlatProcess(Limit):
         return Breach(self.text, self.tolerance_bytes, growth, message, _FIGURE)
 
     def _missing(self, record: RegionRecord) -> str:
-        few = _too_few(record.batches, "batch", self.warmup, MIN_JUDGED_SAMPLES)
+        done = sum(sample.workers_done for sample in record.process_timeline)
+        few = _too_few(record.batches, "batch", self.warmup, MIN_JUDGED_SAMPLES, done)
+        if done:
+            return f"{few}: use more batches, fewer workers or a smaller prefetch_factor"
         return (
             f"{few}: loop over region.batches(loader), or call region.batch_done() after each batch"
         )
 
 
-def _too_few(seen: int, noun: str, warmup: int, judged: int) -> str:
+def _too_few(seen: int, noun: str, warmup: int, judged: int, workers_done: int = 0) -> str:
     """Return how many batches were seen, and how many are needed to judge growth."""
+    ahead = f", {workers_done} that the workers fetch ahead" if workers_done else ""
+    needed = warmup + judged + workers_done
     return (
         f"cannot be judged because {counted(seen, noun)} {'was' if seen == 1 else 'were'} seen and "
-        f"{warmup + judged} are needed ({warmup} to warm up, {judged} to judge)"
+        f"{needed} are needed ({warmup} to warm up, {judged} to judge{ahead})"
     )
 
 

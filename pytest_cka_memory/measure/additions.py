@@ -59,6 +59,9 @@ class Addition:
     def boundary(self) -> None:
         """Measure at a batch boundary."""
 
+    def loop_ended(self, fetched_ahead: int) -> None:
+        """Note that a loop over a loader has ended, whose workers fetch so many batches ahead."""
+
     def look(self, garbage: list[Any] | None, serials: Collection[int] = ()) -> None:
         """Look at objects that are garbage at a batch boundary.
 

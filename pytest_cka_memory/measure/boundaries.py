@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from itertools import islice
+from math import prod
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
@@ -59,14 +60,14 @@ class _LoaderProxy:
 class SampledLoader(_LoaderProxy):
     """Calls ``batch_done(size)`` when its consumer has finished a batch and asks for the next.
 
-    It calls ``loop_done()`` when there is no next one.
+    It calls ``loop_done(ahead)`` when there is no next one: see :func:`fetched_ahead`.
     """
 
     def __init__(
         self,
         loader: Iterable[Any],
         batch_done: Callable[[int | None], None],
-        loop_done: Callable[[], object] = lambda: None,
+        loop_done: Callable[[int], object] = lambda ahead: None,
     ) -> None:
         super().__init__(loader)
         self._batch_done = batch_done
@@ -94,7 +95,7 @@ class SampledLoader(_LoaderProxy):
             # Popped, so that this frame does not keep the batch alive when its consumer drops it.
             yield box.pop()
             self._batch_done(size)
-        self._loop_done()
+        self._loop_done(fetched_ahead(self._loader))
 
 
 class FirstBatches(_LoaderProxy):
@@ -146,6 +147,19 @@ def size_of(batch: Any) -> int | None:
         sizes = (size_of(part) for part in batch if not isinstance(part, str))
         return next((size for size in sizes if size is not None), len(batch))
     return None
+
+
+def fetched_ahead(loader: Any) -> int:
+    """Return how many batches the workers of a DataLoader fetch before they are asked for.
+
+    A progress bar such as tqdm's may be around it; 0 for other iterables.
+    """
+    try:
+        loader = getattr(loader, "iterable", loader)
+        numbers = [getattr(loader, name, None) for name in ("num_workers", "prefetch_factor")]
+    except Exception:  # the user's code may compute attributes
+        return 0
+    return prod(number if isinstance(number, int) else 0 for number in numbers)
 
 
 def length_of(loader: Iterable[Any]) -> int | None:

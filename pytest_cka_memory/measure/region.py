@@ -238,9 +238,11 @@ class Region(WithRecording, FigureNames):
         return self._holdings(self._allocations())
 
     @not_counted
-    def _end_loop_if_open(self) -> None:
+    def _end_loop_if_open(self, fetched_ahead: int) -> None:
         if self._record is None:
             self._loop.samples.loop_ended()
+            for addition in self._additions:
+                addition.loop_ended(fetched_ahead)
 
     def _close(
         self,

@@ -2,9 +2,16 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from pytest_cka_memory.core.retention import Holding, ProcessSample, ProcessUse, steady_growth
+from pytest_cka_memory.core.retention import (
+    WORKER,
+    Holding,
+    ProcessSample,
+    ProcessUse,
+    steady_growth,
+)
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.readings import ProcessReading, ProcessTree
@@ -44,6 +51,8 @@ def wait_until_free(meter: Meter, mb: object, timeout: float) -> float | None:
 
 _MOST_SAMPLES = 128
 """A reading takes a millisecond, so that of long loops only some boundaries are sampled."""
+_FETCHED_BY_EACH = 2
+"""Batches that a worker of a DataLoader fetches ahead unless told otherwise."""
 _SEARCHES = (6, 12, 24)
 """Batches after which a graph that grows is looked for: it may only be that of an episode."""
 
@@ -63,6 +72,9 @@ class ProcessMemory(Addition):
         self._seen: dict[int, _Seen] = {}
         self._timeline: list[ProcessSample] = []
         self._batches = 0
+        self._has_loop_ended = False
+        self._most_workers = 0
+        """The highest number that ran at the same time."""
         self._stride = 1
         self._peak_bytes = 0
         self._start_bytes = self._end_bytes = self._read()
@@ -82,11 +94,21 @@ class ProcessMemory(Addition):
             for seen in self._seen.values():
                 seen.samples = _every_second(seen.samples)
 
+    def loop_ended(self, fetched_ahead: int) -> None:
+        self._has_loop_ended = True
+        last = self._batches - fetched_ahead
+        for samples in (self._timeline, *(seen.samples for seen in self._seen.values())):
+            samples[:] = [
+                replace(it, workers_done=True) if it.batch > last else it for it in samples
+            ]
+
     def levels(self) -> tuple[str, Mapping[int, int | None]]:
         return "process_bytes", {sample.batch: sample.bytes for sample in self._timeline}
 
     def finish(self) -> None:
         self._end_bytes = self._read()
+        if not self._has_loop_ended:  # boundaries without a loader, whose workers do the same
+            self.loop_ended(_FETCHED_BY_EACH * self._most_workers)
         of_torch = self._of_torch()
         self._torch_end = None if of_torch is None else of_torch - self._torch_start
 
@@ -121,6 +143,8 @@ class ProcessMemory(Addition):
         readings = self._tree.read()
         for reading in readings:
             self._seen.setdefault(reading.pid, _Seen(reading)).add(reading, batch)
+        workers = sum(reading.name.startswith(WORKER) for reading in readings)
+        self._most_workers = max(self._most_workers, workers)
         total = sum(reading.bytes for reading in readings)
         self._peak_bytes = max(self._peak_bytes, total)
         return total

@@ -18,6 +18,7 @@ from pytest_cka_memory.core.allocations import AllocationGroup
 from pytest_cka_memory.core.memory_timeline import Recording
 from pytest_cka_memory.core.record_parts import Refusal
 from pytest_cka_memory.core.reserve import ReserveState
+from pytest_cka_memory.core.retention import WORKER
 from pytest_cka_memory.errors import MissingPackageError
 
 
@@ -237,7 +238,6 @@ INSTALL_PSUTIL = (
     "'pytest-cka-memory[process]'"
 )
 _OWN = "this process"
-_WORKER = "DataLoader worker"
 _NAME_OF_WORKERS = "pt_data_worker"
 """What torch calls the processes that load data."""
 _ROLLUP = re.compile(rb"^(Pss_Anon|Pss_Shmem|Anonymous): +(\d+) kB", re.MULTILINE)
@@ -298,11 +298,11 @@ class ProcessTree:
 
     def _name_of(self, child: Any) -> str:
         known = self._names.get(child.pid, "")
-        if known.startswith(_WORKER):
+        if known.startswith(WORKER):
             return known
         name = str(child.name())
         if name == _NAME_OF_WORKERS:
-            name = f"{_WORKER} {self._workers}"
+            name = f"{WORKER} {self._workers}"
             self._workers += 1
         self._names[child.pid] = name
         return name

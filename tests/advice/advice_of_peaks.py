@@ -357,7 +357,7 @@ class Caching:
         self.bound, self.cache = bound, []
 
     def __len__(self):
-        return 128
+        return 64
 
     def __getitem__(self, index):
         self.cache.append(os.urandom(MB // 2))
@@ -372,10 +372,10 @@ class Names:
         self.names = names
 
     def __len__(self):
-        return 16_000
+        return 8_000
 
     def __getitem__(self, index):
-        for other in range(index, len(self.names), 16_000):
+        for other in range(index, len(self.names), 8_000):
             hold = self.names[other]
         return len(hold)
 
@@ -414,14 +414,14 @@ def bounded_cache_in_workers(cka_memory):
     skip=LINUX or NATIVE,
 )
 def list_in_workers(cka_memory):
-    read_by_workers(cka_memory, Names([f"{number:032d}" for number in range(320_000)]), 500)
+    read_by_workers(cka_memory, Names([f"{number:032d}" for number in range(160_000)]), 500)
 
 
 @follows(list_in_workers)
 def array_in_workers(cka_memory):
     import numpy as np
 
-    names = np.array([f"{number:032d}" for number in range(320_000)], dtype="S32")
+    names = np.array([f"{number:032d}" for number in range(160_000)], dtype="S32")
     read_by_workers(cka_memory, Names(names), 500)
 
 

@@ -78,6 +78,16 @@ def test_cache_in_workers(cka_memory):
     loop(cka_memory, workers(Caching(10**6), 4))
 
 
+class Few(Caching):
+    def __len__(self):
+        return 56
+
+
+@pytest.mark.flat_process_per_batch("256 KiB")
+def test_cache_in_workers_of_a_short_loop(cka_memory):
+    loop(cka_memory, workers(Few(10**6), 4))
+
+
 class InCycles(Caching):
     '''Leaves what its items read to the collector, in a reference cycle.'''
 
@@ -145,6 +155,10 @@ PLANTED = {
         "DataLoader worker 0 (pid ",
         "the workers keep more memory with every item",
     ),
+    "test_cache_in_workers_of_a_short_loop": (
+        "over 14 batches",
+        "the workers keep more memory with every item",
+    ),
     "test_cycles_in_workers": ("DataLoader worker 0 (pid ", "no_cycles finds reference cycles too"),
     "test_python_objects": ("torch's CPU allocator took nothing of the rise", "tracemalloc"),
     "test_tensors_on_the_host": ("torch's CPU allocator took 32.0", "held by test_it.KEPT[16]"),
@@ -159,6 +173,7 @@ CLEAN = (
     "test_temporaries",
 )
 WITHOUT_TENSORS = (
+    "test_cache_in_workers_of_a_short_loop",
     "test_list_of_strings",
     "test_array_of_strings",
     "test_cycles_in_workers",
@@ -264,6 +279,28 @@ def test_too_few_batches_break_the_limit_and_say_how_many_are_missing(scripted):
     run.assert_outcomes(failed=1)
     text = " ".join(run.text.split())
     assert "9 batches were seen and 10 are needed (2 to warm up, 8 to judge)" in text
+
+
+def test_batches_that_the_workers_fetch_ahead_are_said_to_be_needed_too(scripted):
+    """Where workers had nothing left to do in the last batches, these are no batches to judge."""
+    run = scripted(
+        """
+        import pytest
+
+        class Loader(list):
+            num_workers, prefetch_factor = 2, 2
+
+        @pytest.mark.flat_process_per_batch
+        def test_it(cka_memory):
+            with cka_memory.measure() as region:
+                for _ in region.batches(Loader(range(12))):
+                    pass
+        """
+    )
+    run.assert_outcomes(failed=1)
+    text = " ".join(run.text.split())
+    needed = "14 are needed (2 to warm up, 8 to judge, 4 that the workers fetch ahead)"
+    assert f"12 batches were seen and {needed}: use more batches, fewer workers" in text
 
 
 def test_psutil_is_imported_only_if_it_is_asked_for(session, pytester):
