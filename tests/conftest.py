@@ -3,6 +3,7 @@
 import functools
 import gc
 import importlib
+import importlib.util
 import itertools
 import linecache
 import os
@@ -315,9 +316,8 @@ def _has_sources() -> bool:
 
 
 def _counts_natively() -> bool:
-    from pytest_cka_memory.meters import blocks
-
-    return blocks.functions() is not None
+    """Whether the counter was compiled: one that cannot be loaded is a fault of it."""
+    return importlib.util.find_spec("pytest_cka_memory.meters.blocks._counter") is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

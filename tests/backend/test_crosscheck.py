@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import forked_processes
@@ -27,7 +28,7 @@ Counts = dict[str, list[dict[str, int]]]
 @pytest.fixture(scope="module")
 def counts(builder_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Counts:
     """Both counts of each network, stage by stage."""
-    if blocks.functions() is None:
+    if find_spec(f"{blocks.__name__}._counter") is None:  # one that is broken is a fault
         pytest.skip("the native counter was not compiled")
     environment = {**builder_environment, "CKA_MEMORY_NATIVE": "1"}
     return counted(NETWORKS, environment, tmp_path_factory)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def both_meters(request: pytest.FixtureRequest) -> Meter:
 @pytest.fixture(scope="module")
 def native_meter() -> Meter:
     """The meter that counts blocks; what the ledger counts as a lower bound is tested with it."""
-    if blocks.functions() is None:
+    if find_spec(f"{blocks.__name__}._counter") is None:  # one that is broken is a fault
         pytest.skip("the native counter was not compiled")
     chosen = cpu_meter()
     return chosen if isinstance(chosen, BlockMeter) else BlockMeter()

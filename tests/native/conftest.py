@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import forked_processes
@@ -18,7 +19,7 @@ from pytest_cka_memory.meters.selection import cpu_meter
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
-    if blocks.functions() is None:
+    if find_spec(f"{blocks.__name__}._counter") is None:  # one that is broken is a fault
         pytest.skip("the native counter was not compiled")
 
 

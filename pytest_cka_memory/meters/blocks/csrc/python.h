@@ -29,7 +29,7 @@ typedef void *Object;
     X(unsigned long, Type_GetFlags, (Object)) \
     X(int, Dict_Next, (Object, ptrdiff_t *, Object *, Object *)) \
     X(Object, Object_CallObject, (Object, Object)) \
-    X(Object, Object_CallOneArg, (Object, Object)) \
+    X(Object, Object_CallFunctionObjArgs, (Object, ...)) \
     X(Object, Object_GetAttr, (Object, Object)) \
     X(Object, Object_Type, (Object)) \
     X(int, Object_IS_GC, (Object)) \

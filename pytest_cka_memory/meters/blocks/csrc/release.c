@@ -262,7 +262,7 @@ static int64_t references_in_cpp(const Kind *kind, Object object) {
     if (!kind->counter)
         return (int64_t)(word(word((uintptr_t)object + (size_t)kind->place) + sizeof(uintptr_t)) & COUNT) -
                kind->of_object;
-    Object number = py.Object_CallOneArg(kind->counter, object);
+    Object number = py.Object_CallFunctionObjArgs(kind->counter, object, NULL);
     int64_t count = number ? py.Long_AsLong(number) - kind->of_object : FAILED;
     if (number) py._DecRef(number);
     return count;
@@ -303,7 +303,7 @@ static int take_saved(Object saved, Object list) {
 }
 
 static int do_step(const Step *step, Object object, Object list) {
-    Object value = py.Object_CallOneArg(step->function, object);
+    Object value = py.Object_CallFunctionObjArgs(step->function, object, NULL);
     if (!value) return forget_error(error_if_freed) && step->what == SAVED ? 0 : BY_CALLER;
     int result = 0;
     if (step->what == REFERENCE) return take(value, list);
