@@ -113,6 +113,8 @@ def asked(python):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_decompositions_ask_for_what_they_do_on_the_card(recorded, asked, case):
     """Each request and each free is equal, in order."""
+    if case[0] == "eig" and VERSION < (2, 10):
+        pytest.skip("an older torch calls MAGMA, which the recording does not have")
     if case in CHOSEN_OTHERWISE and VERSION > (2, 11):
         pytest.skip("a newer torch calls another function, which the recording does not have")
     assert asked[case] == recorded[case]

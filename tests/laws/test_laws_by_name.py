@@ -112,8 +112,9 @@ def test_step_by_name_has_the_law_of_an_emulated_card(steps: str, probe: MemoryP
     assert str(law.pieces[0]) == "4,096 · batch · seq + 8 · batch · seq²"
     assert (law.degree("batch"), law.degree("seq")) == (1, 2)
     assert law.at(batch=8, seq=512).requested_bytes == 4096 * 8 * 512 + 8 * 8 * 512**2
-    lines = {line.partition("/")[2] for term in law.terms for line, _ in term.lines}
-    assert 'steps.py:8 in step: torch.zeros(batch, seq, 1024, device="cuda")' in lines
+    lines = [line.partition("/")[2] for term in law.terms for line, _ in term.lines]
+    (line,) = [line for line in lines if line.startswith("steps.py:8 in step: ")]
+    assert line.endswith('torch.zeros(batch, seq, 1024, device="cuda")')  # up to 3.10 all of it
     head = str(law).partition(", in bytes")[0]
     assert head == "peak on an emulated h100 without values, in a process of its own"
     assert "MemoryProbe" not in repr(law)

@@ -135,7 +135,9 @@ class TestIt(unittest.TestCase):
 """
     run = session(START + source, "--cka-memory-device=cpu")
     assert run.region["verdict"] == "not judged"
-    assert "not judged test_it.py::TestIt::test_it" in run.text
+    fails = sys.version_info < (3, 11)  # then unittest reports what the test has stored
+    assert fails or "not judged test_it.py::TestIt::test_it" in run.text
+    run.assert_outcomes(failed=int(fails), passed=int(not fails))
 
 
 SWALLOWED = """
