@@ -59,8 +59,8 @@ class Addition:
     def boundary(self) -> None:
         """Measure at a batch boundary."""
 
-    def loop_ended(self, fetched_ahead: int) -> None:
-        """Note that a loop over a loader has ended, whose workers fetch so many batches ahead."""
+    def loop_ended(self, fetched_ahead: int | None) -> None:
+        """Note that a loop has ended, for which workers fetch so many batches ahead, if known."""
 
     def look(self, garbage: list[Any] | None, serials: Collection[int] = ()) -> None:
         """Look at objects that are garbage at a batch boundary.

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
 from itertools import islice
-from math import prod
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakSet
@@ -67,7 +66,7 @@ class SampledLoader(_LoaderProxy):
         self,
         loader: Iterable[Any],
         batch_done: Callable[[int | None], None],
-        loop_done: Callable[[int], object] = lambda ahead: None,
+        loop_done: Callable[[int | None], object] = lambda ahead: None,
     ) -> None:
         super().__init__(loader)
         self._batch_done = batch_done
@@ -149,17 +148,19 @@ def size_of(batch: Any) -> int | None:
     return None
 
 
-def fetched_ahead(loader: Any) -> int:
+def fetched_ahead(loader: Any) -> int | None:
     """Return how many batches the workers of a DataLoader fetch before they are asked for.
 
-    A progress bar such as tqdm's may be around it; 0 for other iterables.
+    A progress bar such as tqdm's may be around it; None for other iterables.
     """
     try:
         loader = getattr(loader, "iterable", loader)
-        numbers = [getattr(loader, name, None) for name in ("num_workers", "prefetch_factor")]
+        workers, of_each = (getattr(loader, it, None) for it in ("num_workers", "prefetch_factor"))
     except Exception:  # the user's code may compute attributes
+        return None
+    if workers == 0:
         return 0
-    return prod(number if isinstance(number, int) else 0 for number in numbers)
+    return workers * of_each if isinstance(workers, int) and isinstance(of_each, int) else None
 
 
 def length_of(loader: Iterable[Any]) -> int | None:

@@ -238,7 +238,7 @@ class Region(WithRecording, FigureNames):
         return self._holdings(self._allocations())
 
     @not_counted
-    def _end_loop_if_open(self, fetched_ahead: int) -> None:
+    def _end_loop_if_open(self, fetched_ahead: int | None) -> None:
         if self._record is None:
             self._loop.samples.loop_ended()
             for addition in self._additions:

@@ -94,8 +94,10 @@ class ProcessMemory(Addition):
             for seen in self._seen.values():
                 seen.samples = _every_second(seen.samples)
 
-    def loop_ended(self, fetched_ahead: int) -> None:
+    def loop_ended(self, fetched_ahead: int | None) -> None:
         self._has_loop_ended = True
+        if fetched_ahead is None:
+            fetched_ahead = _FETCHED_BY_EACH * self._most_workers
         last = self._batches - fetched_ahead
         for samples in (self._timeline, *(seen.samples for seen in self._seen.values())):
             samples[:] = [
@@ -108,7 +110,7 @@ class ProcessMemory(Addition):
     def finish(self) -> None:
         self._end_bytes = self._read()
         if not self._has_loop_ended:  # boundaries without a loader, whose workers do the same
-            self.loop_ended(_FETCHED_BY_EACH * self._most_workers)
+            self.loop_ended(None)
         of_torch = self._of_torch()
         self._torch_end = None if of_torch is None else of_torch - self._torch_start
 

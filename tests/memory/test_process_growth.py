@@ -100,9 +100,12 @@ def test_growth_of_workers_is_that_of_the_batches_that_they_fetched(monkeypatch,
     assert done == [14 * epoch + number for epoch in range(epochs) for number in range(11, 15)]
 
 
+@pytest.mark.parametrize("by_hand", [True, False], ids=["batch_done", "iterator"])
 @pytest.mark.parametrize(("batches", "growth"), [(14, MB), (13, None)])
-def test_without_a_loader_two_batches_for_each_worker_are_left_out(monkeypatch, batches, growth):
-    """A loop that calls ``batch_done`` does not say how many batches its workers fetch ahead."""
+def test_without_a_loader_two_batches_for_each_worker_are_left_out(
+    monkeypatch, batches, growth, by_hand
+):
+    """A loop by hand or over an iterator does not say how many batches its workers fetch ahead."""
     pytest.importorskip("psutil")
     fetched = 0
 
@@ -112,9 +115,11 @@ def test_without_a_loader_two_batches_for_each_worker_are_left_out(monkeypatch, 
 
     monkeypatch.setattr(readings.ProcessTree, "read", read)
     with MemoryProbe(meter=ScriptedMeter(), also=["process"]).measure() as region:
-        for number in range(batches):
+        numbers = iter(range(batches))
+        for number in numbers if by_hand else region.batches(numbers):
             fetched = min(batches, number + 5)
-            region.batch_done()
+            if by_hand:
+                region.batch_done()
     assert region.process_growth_bytes_per_batch == growth
 
 
@@ -131,13 +136,15 @@ class Computing(list):
         (DataLoader([1], num_workers=3), 6),
         (DataLoader([1], num_workers=2, prefetch_factor=5), 10),
         (DataLoader([1]), 0),
-        ([1], 0),
-        (Computing(), 0),
+        (enumerate([1]), None),
+        ([1], None),
+        (Computing(), None),
     ],
-    ids=["by default", "with a factor", "without workers", "list", "computed"],
+    ids=["by default", "with a factor", "without workers", "enumerated", "list", "computed"],
 )
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_that_are_fetched_ahead_are_those_of_the_loader(loader, batches):
-    """Two for each worker by default; none where nothing is known."""
+    """Two for each worker by default; None where nothing is known."""
     assert fetched_ahead(loader) == batches
 
 
