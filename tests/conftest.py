@@ -29,6 +29,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# Inductor compiles the small functions of the tests in the process itself. Otherwise each process
+# that compiles one would start a process for each core, which imports torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # Processes that tests start read what an earlier one has compiled of this project. Otherwise each
 # would compile all of it again, and pytest's rewriting of asserts makes that slow.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -121,25 +125,37 @@ def imports_excluded_from_search(imports_excluded_from_collection: None) -> Iter
     The meter counts as if nothing were frozen. A tensor that a test module has created when it was
     imported must be created again after this, otherwise the meter would take it for a new one.
     """
+    frozen = _FrozenByTests()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", _FrozenByTests())
+        patch.setattr(gc, "get_freeze_count", frozen)
+        patch.setattr(gc, "freeze", frozen.freeze)
         yield
 
 
 class _FrozenByTests:
-    """Counts what is frozen beside what this module and `garbage_programs` have frozen."""
+    """Counts what is frozen beside what this module and `garbage_programs` have frozen.
+
+    Only if a test has frozen something: Python counts the objects one by one, and with the modules
+    of torch that takes as long as a small test.
+    """
 
     def __init__(self) -> None:
-        self._count = gc.get_freeze_count
-        self.exclude_all()
+        self._count, self._freeze = gc.get_freeze_count, gc.freeze
+        self._excluded: int | None = None
 
     def exclude_all(self) -> None:
         """Count nothing of what is frozen now."""
-        self._excluded = self._count()
+        self._excluded = None
+
+    def freeze(self) -> None:
+        """Freeze as ``gc.freeze`` does, and count what that adds."""
+        if self._excluded is None:
+            self._excluded = self._count()
+        self._freeze()
 
     def __call__(self) -> int:
         """Return the number of objects."""
-        return max(0, self._count() - self._excluded)
+        return 0 if self._excluded is None else max(0, self._count() - self._excluded)
 
 
 @pytest.fixture

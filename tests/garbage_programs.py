@@ -96,7 +96,9 @@ def no_automatic_collections(*, always_freezes: bool = False) -> Iterator[None]:
     frozen until the end of the test's module: to thaw it would thaw the imports too, which makes
     all later collections slow.
     """
-    freezes = always_freezes or get_freeze_count() == 0
+    # A fixture has put something in place of this function if it has frozen the imports.
+    exclude_all = getattr(gc.get_freeze_count, "exclude_all", None)
+    freezes = always_freezes or (exclude_all is None and get_freeze_count() == 0)
     gc.collect()
     if freezes:
         gc.freeze()
@@ -105,8 +107,6 @@ def no_automatic_collections(*, always_freezes: bool = False) -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        # A fixture has put something in place of this function if it has frozen the imports.
-        exclude_all = getattr(gc.get_freeze_count, "exclude_all", None)
         if freezes and exclude_all is None:
             gc.unfreeze()
         gc.collect()

@@ -5,6 +5,7 @@ what torch keeps once on the device, as on a card.
 """
 
 import copy
+import gc
 import io
 import os
 import sys
@@ -277,6 +278,8 @@ def use(name: str) -> None:
     print(name, *figures, flush=True)
 
 
+gc.collect()
+gc.freeze()  # the modules of torch, whose pages each child would copy
 for name in FEATURES:
     child = os.fork()
     if not child:

@@ -127,7 +127,6 @@ import emulated_cuda
 emulated_cuda.load("a100")
 import os, torch
 print(sorted(os.listdir(os.environ["TRITON_LIBCUDA_PATH"])))
-torch._inductor.config.compile_threads = 1
 
 @torch.compile
 def program(rows):

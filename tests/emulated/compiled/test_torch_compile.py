@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-torch._inductor.config.compile_threads = 1  # a process for compiling costs more than it saves
-
 def compared(name, function, *inputs):
     compiled = torch.compile(function)
     on_device = [x.cuda().requires_grad_(x.is_floating_point()) for x in inputs]
