@@ -90,10 +90,9 @@ def _why_not_native() -> str | None:
     """Return why torch's allocator cannot be counted here; None if it can."""
     from pytest_cka_memory.meters import blocks
 
-    if blocks.is_switched_off():
-        return f"{blocks.SWITCH} is 0"
-    if blocks.functions() is None:
-        return "the native counter was not compiled for this system"
+    why_missing = blocks.why_missing()
+    if why_missing is not None:
+        return why_missing
     from pytest_cka_memory.meters.blocks import counter  # starts no counting if it is switched off
 
     if not counter.counts_cpu():

@@ -26,6 +26,17 @@ class Other(ctypes.PyDLL):
         return super().__getattr__(name)
 ctypes.PyDLL = Other
 """
+NOT_LOADED = """
+import ctypes
+class Other(ctypes.PyDLL):
+    def __init__(self, path):
+        raise OSError(f"{path}: undefined symbol: PyObject_NewInAnotherVersion")
+ctypes.PyDLL = Other
+"""
+UNKNOWN_PYTHON = """
+from pytest_cka_memory.meters import blocks
+blocks._FUNCTIONS["stacks_prepare"] = (lambda done: 0, [])
+"""
 NOT_COUNTED = """
 from pytest_cka_memory.meters.blocks.counter import Counter
 Counter.counts = lambda *_: False
@@ -47,8 +58,21 @@ def test_the_allocator_is_counted_if_the_library_was_compiled(run_code) -> None:
         pytest.param(
             OTHER_FUNCTIONS,
             "1",
-            "the native counter was not compiled for this system",
+            "the native counter is of another version; reinstall pytest-cka-memory",
             id="of-another-version",
+        ),
+        pytest.param(
+            NOT_LOADED,
+            "1",
+            "the native counter cannot be loaded (undefined symbol: PyObject_NewInAnotherVersion); "
+            "reinstall pytest-cka-memory",
+            id="not-loaded",
+        ),
+        pytest.param(
+            UNKNOWN_PYTHON,
+            "1",
+            "the native counter does not know this version of Python",
+            id="unknown-python",
         ),
         pytest.param(
             NOT_COUNTED,
@@ -66,3 +90,18 @@ def test_the_ledger_takes_over_and_one_note_says_why(
     meter, notes = printed.splitlines()
     assert meter == "StorageMeter"
     assert notes == str([f"torch's allocator is not counted: {reason}"])
+
+
+@pytest.mark.emulates
+def test_note_of_an_accelerator_says_why_its_blocks_are_not_counted(run_code) -> None:
+    """What the list of a peak leaves out is said with its reason."""
+    printed = run_code(
+        "from pytest_cka_memory import MemoryProbe\n"
+        "print(*MemoryProbe('emulate:cuda,values=off').meter.notes, sep='\\n')",
+        forked=True,
+        CKA_MEMORY_NATIVE="0",
+    )
+    assert (
+        "the list of what was live at the peak leaves out memory inside operators, because "
+        "CKA_MEMORY_NATIVE is 0"
+    ) in printed.splitlines()

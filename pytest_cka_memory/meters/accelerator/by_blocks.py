@@ -355,7 +355,7 @@ def block_meter(device: torch.device, stats: AllocatorStats) -> AcceleratorBlock
         The meter; None if native counting is switched off, not compiled, or wrong for this device.
     """
     number = _DEVICE_TYPES.get(device.type)
-    if number is None or blocks.is_switched_off() or blocks.functions() is None:
+    if number is None or blocks.why_missing() is not None:
         return None
     repair()  # torch may have loaded libraries since counting began
     counter = Counter(number << 8 | device.index)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.meters import objects, torch_private
+from pytest_cka_memory.meters import blocks, objects, torch_private
 from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
@@ -79,14 +79,9 @@ class AcceleratorStorageMeter(AcceleratorMeter):
 
     def __init__(self, device: torch.device, stats: AllocatorStats) -> None:
         stats.check_reset()
-        super().__init__(
-            device,
-            stats,
-            (
-                "the list of what was live at the peak leaves out memory inside operators, "
-                "because this allocator's blocks cannot be counted natively",
-            ),
-        )
+        why = blocks.why_missing() or "this allocator's blocks cannot be counted natively"
+        limit = "the list of what was live at the peak leaves out memory inside operators, because "
+        super().__init__(device, stats, (limit + why,))
         self._tracker = StorageTracker(device)
         self._erased_peaks = PeaksBeforeResets(device, self._allocator_peaks)
 

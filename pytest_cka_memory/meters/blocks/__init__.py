@@ -36,6 +36,7 @@ UNKNOWN = -1
 """A level that is not set, because it may have changed meanwhile."""
 RECORDED_BLOCK = struct.Struct("<qIIIIIHH")
 """Of a recorded block: bytes, serial, begin, end, stack, count, on_host, inside."""
+_REINSTALL = "reinstall pytest-cka-memory"
 NOT_LIVE = 2**64 - 1
 """The serial number of an address where no block is live."""
 
@@ -50,14 +51,9 @@ __all__ = [
     "Recorded",
     "byref",
     "functions",
-    "is_switched_off",
     "objects_of_types",
+    "why_missing",
 ]
-
-
-def is_switched_off() -> bool:
-    """Whether the user has turned native counting off."""
-    return os.environ.get(SWITCH) == "0"
 
 
 class Block(Structure):
@@ -196,12 +192,22 @@ def objects_of_types(types: set[type]) -> list[Any]:
     return objects
 
 
-@cache
 def functions() -> Any:
-    """Return the library; None if it was not compiled here, or for another architecture."""
+    """Return the library; None if it cannot be used."""
+    return _load()[0]
+
+
+def why_missing() -> str | None:
+    """Return why the library cannot or must not be used; None if it is used."""
+    return f"{SWITCH} is 0" if os.environ.get(SWITCH) == "0" else _load()[1]
+
+
+@cache
+def _load() -> tuple[Any, str | None]:
+    """Return the library, or None and the reason."""
     spec = find_spec(f"{__package__}._counter")
     if spec is None or spec.origin is None:
-        return None
+        return None, "the native counter was not compiled for this system"
     try:
         # PyDLL: its functions take microseconds at most and never wait for the interpreter's lock.
         library = ctypes.PyDLL(spec.origin)
@@ -209,6 +215,11 @@ def functions() -> Any:
         for name, (result, arguments) in {**_FUNCTIONS, **optional}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):
-        return None
-    return library if library.stacks_prepare() else None
+    except OSError as error:
+        why = str(error).removeprefix(f"{spec.origin}: ")
+        return None, f"the native counter cannot be loaded ({why}); {_REINSTALL}"
+    except AttributeError:
+        return None, f"the native counter is of another version; {_REINSTALL}"
+    if not library.stacks_prepare():
+        return None, "the native counter does not know this version of Python"
+    return library, None
