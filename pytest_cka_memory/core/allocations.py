@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import islice
 from types import CodeType, FrameType
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pytest_cka_memory.core.places import (
     explains_little,
@@ -45,7 +45,13 @@ def line_at(code: CodeType, last_instruction: int) -> int:
 
 
 def expression_at(code: CodeType, last_instruction: int) -> str | None:
-    """Return the expression that an instruction evaluates, on one line of about 60 characters.
+    """Return the expression that an instruction evaluates, on one line of about 60 characters."""
+    whole = _whole_expression_at(code, last_instruction)
+    return None if whole is None else _shortened(whole)
+
+
+def _whole_expression_at(code: CodeType, last_instruction: int) -> str | None:
+    """Return the expression that an instruction evaluates, with single spaces.
 
     Without columns (Python 3.10, ``-X no_debug_ranges``) this is the whole source line. None if the
     source cannot be read, for example because the code was run by ``exec()``.
@@ -62,7 +68,7 @@ def expression_at(code: CodeType, last_instruction: int) -> str | None:
         text = lines[number - 1].strip() if number <= len(lines) else ""
     else:
         text = _text_at(span, lines)
-    return _shortened(text) or None
+    return " ".join(text.split()) or None
 
 
 def _span_at(code: CodeType, last_instruction: int) -> _Span | None:
@@ -100,9 +106,8 @@ def _on_one_line(text: str) -> str:
     return text
 
 
-def _shortened(text: str) -> str:
-    """Return `text` with single spaces, and with its middle left out if it is too long."""
-    line = " ".join(text.split())
+def _shortened(line: str) -> str:
+    """Return a line without its middle if it is too long."""
     if len(line) <= _MAX_LENGTH:
         return line
     kept_start = _MAX_LENGTH - _KEPT_END - len(_ELLIPSIS)
@@ -161,7 +166,8 @@ class AllocationSite(NamedTuple):
     frames: tuple[str, ...]
     """Innermost first, ``net.py:11 in Block.forward``; without frames of torch and the plugin."""
     code: str | None = None
-    """The expression at the innermost frame, such as ``(weight * batch).sum()``, if known."""
+    """The expression at the innermost frame, such as ``(weight * batch).sum()``, if known; without
+    its middle if it is long."""
     operator: str | None = None
     """The operator that returned the first tensor, such as ``aten.sum``, if known."""
     dtype: str | None = None
@@ -170,6 +176,15 @@ class AllocationSite(NamedTuple):
     """Of that tensor, if known."""
     module: int = 0
     """Identity of the innermost ``torch.nn.Module`` that was running; 0 if none or unknown."""
+    expression: str | None = None
+    """All of the expression, for what depends on the functions that it calls."""
+
+    @classmethod
+    def of_frames(cls, frames: "RawFrames", **known: Any) -> "AllocationSite":
+        """Return the site at frames, innermost first; `known` are fields beside code and frames."""
+        whole = _innermost_expression(frames)
+        code = None if whole is None else _shortened(whole)
+        return cls(format_frames(frames), code, expression=whole, **known)
 
 
 class RecordedSite(Protocol):
@@ -315,7 +330,7 @@ class FramesSite(NamedTuple):
     def readable(self) -> AllocationSite:
         """Return the frames of the user's code, and the expression at the innermost one."""
         frames = _frames_of_user(self.frames)
-        return AllocationSite(format_frames(frames), innermost_code(frames), module=self.module)
+        return AllocationSite.of_frames(frames, module=self.module)
 
 
 class SharedFramesSite(FramesSite):
@@ -342,9 +357,9 @@ def _frames_of_user(frames: Iterable[tuple[CodeType, int]]) -> RawFrames:
     return tuple(frames_of_user[:_MAX_FRAMES])
 
 
-def innermost_code(frames: RawFrames) -> str | None:
+def _innermost_expression(frames: RawFrames) -> str | None:
     """Return the expression that the innermost frame evaluates, if its source can be read."""
-    return next((expression_at(code, last) for code, last in _shown(frames)), None)
+    return next((_whole_expression_at(code, last) for code, last in _shown(frames)), None)
 
 
 def users_first(frames: Sequence[Frame], file_of: Callable[[Frame], str]) -> Sequence[Frame]:

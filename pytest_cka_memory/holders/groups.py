@@ -265,7 +265,8 @@ class KindsNow:
 def _is_created(group: AllocationGroup) -> bool:
     """Whether the code of the innermost frame only creates a tensor, or copies one."""
     site: AllocationSite | None = None if group.recorded is None else group.recorded.readable()
-    return site is not None and site.code is not None and _only_creates(site.code)
+    expression = None if site is None else site.expression or site.code
+    return expression is not None and _only_creates(expression)
 
 
 @lru_cache

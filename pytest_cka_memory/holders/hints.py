@@ -193,6 +193,10 @@ _LOCAL_OBJECT = (
     "`{0}` is a local variable of {1}; if the measured block creates it, write `del {0}` at the "
     "end of the block; otherwise do not store the tensor in it"
 )
+_SAME_OBJECT = (
+    "{} and {} are the same object; remove each of these references, or do not store the tensor in "
+    "it"
+)
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 
 Rule = Callable[[ReferencePath], str | None]
@@ -226,7 +230,13 @@ def hint_for(
         if batches > 1 and advice in _OF_EACH:
             return _REMOVE.format(_OF_EACH[advice])
         return advice
-    return _first((_local_tensor, _of_tensor, _local_object), first)
+    return _first((_local_tensor, _of_tensor, local_object), first)
+
+
+def of_same_object(names: Sequence[str]) -> str:
+    """Return the advice for a tensor in an object that several names lead to."""
+    *names, last = names
+    return _SAME_OBJECT.format(", ".join(names), last)
 
 
 def _first(rules: Sequence[Rule], path: ReferencePath) -> str | None:
@@ -371,7 +381,7 @@ def _local_tensor(path: ReferencePath) -> str | None:
     return _LOCAL.format(name, function)
 
 
-def _local_object(path: ReferencePath) -> str | None:
+def local_object(path: ReferencePath) -> str | None:
     """Match a tensor in a local variable that is a list, a module or another object."""
     name, function = _local(path)
     if not function or len(path) == 1:

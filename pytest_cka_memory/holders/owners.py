@@ -164,8 +164,9 @@ def without_object(allocation: Allocation) -> str:
 
 def maker_of(allocation: Allocation) -> str | None:
     """Return who holds a storage that a function of torch keeps for itself; None if none does."""
-    code = (None if allocation.site is None else allocation.site.code) or ""
-    return next((text for call, text in _BY_CALL.items() if call in code), None)
+    site = allocation.site
+    expression = "" if site is None else site.expression or site.code or ""
+    return next((text for call, text in _BY_CALL.items() if call in expression), None)
 
 
 def is_in_buckets(allocation: Allocation) -> bool:

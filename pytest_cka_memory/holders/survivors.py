@@ -162,6 +162,8 @@ class _Description:
         self._proofs = Proofs(self._named, self._unnamed)
         self._sites: dict[int, tuple[tuple[object, ...], int]] = {}
         """By the identity of what was recorded: the key of the site, and the module."""
+        self._names: dict[int, Sequence[str]] = {}
+        """By the identity of an object that tensors are in."""
 
     def holdings(self) -> tuple[Holding, ...]:
         """Return the groups, largest first."""
@@ -302,9 +304,36 @@ class _Description:
         else:
             others = self._proofs.other_paths(path, self._roots)
             holding = replace(holding, also_held_by=tuple(map(expressions.expression_of, others)))
+        if not others:
+            holding = replace(holding, hint=self._advice_for_same_object(path, holding.hint))
         if not self._with_paths:
             return holding
         return replace(holding, paths=tuple(map(chains.links_of_path, [path, *others])))
+
+    def _advice_for_same_object(self, path: Sequence[Reference], advice: str | None) -> str | None:
+        """Return `advice`, or if it would free nothing, the names of an object on the path.
+
+        To delete a local variable, or to remove an entry of a container, frees nothing if another
+        name leads to the same object. With other advice it makes no difference.
+        """
+        is_local = advice is not None and advice == hints.local_object(path)
+        if advice is not None and not is_local:
+            return advice
+        for number in range(0 if is_local else 1, len(path) - 1):
+            names = self._names_of(path[: number + 1])
+            if len(names) > 1:
+                return hints.of_same_object(names)
+        return advice
+
+    def _names_of(self, path: Sequence[Reference]) -> Sequence[str]:
+        """Return the names in users' code that lead to the object at the end of `path`."""
+        # Several tensors may be in it. As texts, because references are counted.
+        identity = id(path[-1].value)
+        if identity not in self._names:
+            others = self._proofs.other_paths(path, self._roots)
+            of_users = [it for it in others if it[0].root and not it[0].root.is_library]
+            self._names[identity] = [*map(expressions.expression_of, [path, *of_users])]
+        return self._names[identity]
 
     def _made_in_loop(self, value: Any) -> str:
         """Return the code and the place that made the storage of a tensor after the first batch."""

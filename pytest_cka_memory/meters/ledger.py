@@ -15,8 +15,6 @@ from pytest_cka_memory.core.allocations import (
     AllocationGroup,
     AllocationSite,
     RawFrames,
-    format_frames,
-    innermost_code,
     user_frames,
 )
 from pytest_cka_memory.meters import torch_private
@@ -37,12 +35,13 @@ class OperatorSite(NamedTuple):
     frames: RawFrames
 
     def readable(self) -> AllocationSite:
-        dtype = str(self.dtype).removeprefix("torch.")
         operator = str(self.operator).removesuffix(".default")
-        frames, code = format_frames(self.frames), innermost_code(self.frames)
         if operator in _OF_DATA:
-            return AllocationSite(frames, code)
-        return AllocationSite(frames, code, operator, dtype, self.shape)
+            return AllocationSite.of_frames(self.frames)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return AllocationSite.of_frames(
+            self.frames, operator=operator, dtype=dtype, shape=self.shape
+        )
 
 
 class Entry(weakref.ref[torch.UntypedStorage]):

@@ -882,6 +882,33 @@ def local_object_without_the_tensor(cka_memory):
 
 
 @advice(
+    "batch in same_object (advice_of_holders.py:N) and advice_table.KEEP[0] are the same object; "
+    "remove each of these references, or do not store the tensor in it"
+)
+def same_object(cka_memory):
+    with cka_memory.measure():
+        batch = {"x": torch.ones(250, device=cka_memory.device)}
+        KEEP.append(batch)
+
+
+@follows(same_object)
+def same_object_deleted(cka_memory):
+    with cka_memory.measure():
+        batch = {"x": torch.ones(250, device=cka_memory.device)}
+        KEEP.append(batch)
+        del batch
+        KEEP.clear()
+
+
+@follows(same_object)
+def same_object_without_the_tensor(cka_memory):
+    with cka_memory.measure():
+        batch = {}
+        torch.ones(250, device=cka_memory.device)
+        KEEP.append(batch)
+
+
+@advice(
     "each batch replaces `seen` by a larger one; limit its length, or empty it between batches",
     limit=FLAT,
 )

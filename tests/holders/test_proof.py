@@ -92,6 +92,49 @@ def test_a_local_variable_beside_a_container_is_named() -> None:
     assert (holding.freed_bytes, holding.also_held_by) == (None, ("planted.KEEP[0]",))
 
 
+class Box:
+    """Has a tensor as an attribute."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+@pytest.mark.parametrize("box", [Box, lambda x: [x], lambda x: lambda: x, lambda x: {"a": [x]}])
+def test_local_object_that_a_container_has_too_is_not_said_to_be_freed_by_del(box: Any) -> None:
+    """Advice to delete a local variable would free nothing if a list has the same object."""
+    with MemoryProbe("cpu").measure() as region:
+        b = box(torch.ones(250))
+        KEEP.append(b)
+    (holding,) = region.retained
+    assert str(holding.hint).startswith("b in test_local_object_that_a_container_has_too")
+    assert " and planted.KEEP[0] are the same object; remove each" in str(holding.hint)
+
+
+def test_object_in_two_containers_is_named_by_both_for_each_of_its_tensors() -> None:
+    """To remove a module from one of two containers frees none of its parameters."""
+
+    def keep() -> None:
+        module = nn.Linear(30, 20)
+        KEEP.append(module)
+        OTHER["model"] = module
+
+    with MemoryProbe("cpu").measure() as region:
+        keep()
+    assert len(region.retained) == 2
+    for holding in region.retained:
+        both = "planted.KEEP[0] and test_proof.OTHER['model'] are the same object"
+        assert str(holding.hint).startswith(both), holding.hint
+
+
+def test_object_that_references_itself_is_freed_by_del() -> None:
+    """A reference cycle is no other name, so the advice to delete the variable stays."""
+    with MemoryProbe("cpu").measure() as region:
+        b = Box(torch.ones(250))
+        b.itself = b  # type: ignore[attr-defined]
+    (holding,) = region.retained
+    assert "write `del b` at the end of the block" in str(holding.hint)
+
+
 def with_view(x: torch.Tensor) -> None:
     KEEP.append(x)
     OTHER["view"] = x[:2]

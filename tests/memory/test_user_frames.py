@@ -146,7 +146,7 @@ def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:
     here = sys._getframe()
     site = FramesSite((OF_TORCH, place(here))).readable()
     frame = f"{short(__file__)}:{here.f_code.co_firstlineno + 3} in {here.f_code.co_name}"
-    assert site == AllocationSite((frame,), site.code)
+    assert site == AllocationSite((frame,), site.code, expression=site.expression)
     assert "place(here)" in str(site.code)
 
 
