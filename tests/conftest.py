@@ -129,6 +129,7 @@ def imports_excluded_from_search(imports_excluded_from_collection: None) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "get_freeze_count", frozen)
         patch.setattr(gc, "freeze", frozen.freeze)
+        patch.setattr(gc, "unfreeze", frozen.unfreeze)
         yield
 
 
@@ -140,8 +141,10 @@ class _FrozenByTests:
     """
 
     def __init__(self) -> None:
-        self._count, self._freeze = gc.get_freeze_count, gc.freeze
+        self._count, self._freeze, self._unfreeze = gc.get_freeze_count, gc.freeze, gc.unfreeze
         self._excluded: int | None = None
+        self.has_imports = True
+        """Whether the imports are still frozen."""
 
     def exclude_all(self) -> None:
         """Count nothing of what is frozen now."""
@@ -152,6 +155,11 @@ class _FrozenByTests:
         if self._excluded is None:
             self._excluded = self._count()
         self._freeze()
+
+    def unfreeze(self) -> None:
+        """Show everything to the collector, as ``gc.unfreeze`` does."""
+        self._unfreeze()
+        self._excluded, self.has_imports = None, False
 
     def __call__(self) -> int:
         """Return the number of objects."""

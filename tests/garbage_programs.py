@@ -98,7 +98,8 @@ def no_automatic_collections(*, always_freezes: bool = False) -> Iterator[None]:
     """
     # A fixture has put something in place of this function if it has frozen the imports.
     exclude_all = getattr(gc.get_freeze_count, "exclude_all", None)
-    freezes = always_freezes or (exclude_all is None and get_freeze_count() == 0)
+    has_imports = getattr(gc.get_freeze_count, "has_imports", None)
+    freezes = always_freezes or not (get_freeze_count() if has_imports is None else has_imports)
     gc.collect()
     if freezes:
         gc.freeze()

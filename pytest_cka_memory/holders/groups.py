@@ -269,11 +269,19 @@ def _is_created(group: AllocationGroup) -> bool:
     return expression is not None and _only_creates(expression)
 
 
+_LONGEST_PARSED = 5000
+"""Characters; a longer expression is a literal, which takes long to parse."""
+
+
 @lru_cache
 def _only_creates(code: str) -> bool:
+    if len(code) > _LONGEST_PARSED:
+        return False
     try:
         statement = ast.parse(code).body[0]
     except (SyntaxError, IndexError):  # in Python 3.10, the first line of a longer statement
+        return False
+    except (ValueError, RecursionError, MemoryError):  # one that is nested deeply
         return False
     value = getattr(statement, "value", None)
     called = value.func if isinstance(value, ast.Call) else None

@@ -194,8 +194,8 @@ _LOCAL_OBJECT = (
     "end of the block; otherwise do not store the tensor in it"
 )
 _SAME_OBJECT = (
-    "{} and {} are the same object; remove each of these references, or do not store the tensor in "
-    "it"
+    "{} and {} are the same object; if the measured block creates it, remove each of these "
+    "references; otherwise do not store the tensor in it"
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 

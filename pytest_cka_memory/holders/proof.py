@@ -10,7 +10,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -34,7 +34,8 @@ _FIXED_KINDS = (
 )
 """Types whose objects reference others, but not in a way that a user deletes."""
 _MOST_SEARCHES = 3
-"""Searches for other references in all, because each takes as long as the first."""
+"""Searches for other references to tensors in all, because each takes as long as the first; and as
+many for those to the objects that tensors are in."""
 
 
 class Proofs:
@@ -46,7 +47,7 @@ class Proofs:
     """
 
     def __init__(self, *trees: ReferenceTree) -> None:
-        self._searches_left = _MOST_SEARCHES
+        self._searches_left = {"tensor": _MOST_SEARCHES, "object": _MOST_SEARCHES}
         self._tree = trees[0]
         self._is_only_tensor = _only_tensor_function()
         self._own: Counter[int] = Counter()
@@ -80,7 +81,9 @@ class Proofs:
                 return True
         return False
 
-    def other_paths(self, path: ReferencePath, roots: Roots) -> list[ReferencePath]:
+    def other_paths(
+        self, path: ReferencePath, roots: Roots, kind: Literal["tensor", "object"] = "tensor"
+    ) -> list[ReferencePath]:
         """Return the other paths to the object at the end of `path`, from roots.
 
         Each takes a search, so that only few are made in all. They find also what the collector
@@ -89,6 +92,7 @@ class Proofs:
         Args:
             path: the references from a root to it.
             roots: returns all names, those of users first.
+            kind: whether that is a tensor or what a tensor is in.
         """
         missing = self._others(path[-1], is_last=True)
         if missing <= 0 or _is_of_cpp(path):
@@ -96,8 +100,8 @@ class Proofs:
         value = path[-1].value
         known: list[ReferencePath] = [path]
         others: list[ReferencePath] = []
-        while missing > len(others) and self._searches_left > 0:
-            self._searches_left -= 1
+        while missing > len(others) and self._searches_left[kind] > 0:
+            self._searches_left[kind] -= 1
             avoided = [
                 reference.parent for each in known if (reference := each[-1]).parent is not None
             ]
@@ -136,6 +140,12 @@ def _only_tensor_function() -> Callable[[Any], bool]:
 
 _USES_OF_TENSOR_AND_OBJECT = 2
 """Uses of a storage that has one tensor: by the tensor, and by its object in Python."""
+
+
+def is_removable(value: Any) -> bool:
+    """Whether a user can remove references to an object: not those to a class or a cell."""
+    kind = type(value)
+    return not issubclass(kind, (type, *_FIXED, types.CellType, types.FrameType))
 
 
 def _is_changeable(parent: Any) -> bool:

@@ -36,7 +36,7 @@ from pytest_cka_memory.holders import (
     traceback_roots,
 )
 from pytest_cka_memory.holders.groups import Patterns, holding_of, module_id_of, site_key
-from pytest_cka_memory.holders.proof import Proofs
+from pytest_cka_memory.holders.proof import Proofs, is_removable
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import search
 from pytest_cka_memory.holders.tensors import dtype_and_shape_of, is_pinned_tensor
@@ -311,18 +311,17 @@ class _Description:
         return replace(holding, paths=tuple(map(chains.links_of_path, [path, *others])))
 
     def _advice_for_same_object(self, path: Sequence[Reference], advice: str | None) -> str | None:
-        """Return `advice`, or if it would free nothing, the names of an object on the path.
+        """Return `advice`, or the names of an object on the path if another name leads to it.
 
-        To delete a local variable, or to remove an entry of a container, frees nothing if another
-        name leads to the same object. With other advice it makes no difference.
+        Only in place of advice to delete a local variable, which would free nothing then.
         """
-        is_local = advice is not None and advice == hints.local_object(path)
-        if advice is not None and not is_local:
+        if advice is None or advice != hints.local_object(path):
             return advice
-        for number in range(0 if is_local else 1, len(path) - 1):
-            names = self._names_of(path[: number + 1])
-            if len(names) > 1:
-                return hints.of_same_object(names)
+        for number, reference in enumerate(path[:-1]):
+            if is_removable(reference.value):
+                names = self._names_of(path[: number + 1])
+                if len(names) > 1:
+                    return hints.of_same_object(names)
         return advice
 
     def _names_of(self, path: Sequence[Reference]) -> Sequence[str]:
@@ -330,7 +329,7 @@ class _Description:
         # Several tensors may be in it. As texts, because references are counted.
         identity = id(path[-1].value)
         if identity not in self._names:
-            others = self._proofs.other_paths(path, self._roots)
+            others = self._proofs.other_paths(path, self._roots, "object")
             of_users = [it for it in others if it[0].root and not it[0].root.is_library]
             self._names[identity] = [*map(expressions.expression_of, [path, *of_users])]
         return self._names[identity]

@@ -205,13 +205,14 @@ def accelerator_meter(kind: str, index: int) -> "AcceleratorMeter":
     import torch
 
     from pytest_cka_memory.meters.accelerator import AllocatorStats
-    from pytest_cka_memory.meters.accelerator.by_blocks import block_meter
+    from pytest_cka_memory.meters.accelerator.by_blocks import block_meter, why_not_counted
     from pytest_cka_memory.meters.accelerator.by_storages import AcceleratorStorageMeter
 
     device = torch.device(kind, index)
     stats = AllocatorStats(device)
     stats.check()
-    return block_meter(device, stats) or AcceleratorStorageMeter(device, stats)
+    by_blocks = block_meter(device, stats)
+    return by_blocks or AcceleratorStorageMeter(device, stats, why_not_counted(device))
 
 
 def _tensor_meter(kind: str, index: int, reason: str) -> Meter:

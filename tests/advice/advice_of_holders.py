@@ -883,7 +883,8 @@ def local_object_without_the_tensor(cka_memory):
 
 @advice(
     "batch in same_object (advice_of_holders.py:N) and advice_table.KEEP[0] are the same object; "
-    "remove each of these references, or do not store the tensor in it"
+    "if the measured block creates it, remove each of these references; otherwise do not store the "
+    "tensor in it"
 )
 def same_object(cka_memory):
     with cka_memory.measure():

@@ -26,6 +26,13 @@ class Other(ctypes.PyDLL):
         return super().__getattr__(name)
 ctypes.PyDLL = Other
 """
+NEWER_LIBRARY = """
+import ctypes
+class Other(ctypes.PyDLL):
+    def __init__(self, path):
+        raise OSError(f"/lib/libc.so.6: version `GLIBC_9' not found (required by {path})")
+ctypes.PyDLL = Other
+"""
 NOT_LOADED = """
 import ctypes
 class Other(ctypes.PyDLL):
@@ -69,9 +76,16 @@ def test_the_allocator_is_counted_if_the_library_was_compiled(run_code) -> None:
             id="not-loaded",
         ),
         pytest.param(
+            NEWER_LIBRARY,
+            "1",
+            "the native counter cannot be loaded (/lib/libc.so.6: version `GLIBC_9' not found "
+            "(required by the counter)); reinstall pytest-cka-memory",
+            id="newer-library",
+        ),
+        pytest.param(
             UNKNOWN_PYTHON,
             "1",
-            "the native counter does not know this version of Python",
+            "the native counter does not find the functions of this Python",
             id="unknown-python",
         ),
         pytest.param(

@@ -57,8 +57,7 @@ def test_inference(mlp, cka_memory):
 @PEAK
 def test_inference_on_a_long_expression(mlp, cka_memory):
     model, _ = mlp
-    x = torch.zeros(1024, 64, dtype=torch.get_default_dtype(), layout=torch.strided,
-                    requires_grad=False, device=cka_memory.device)
+    x = torch.zeros(1024, 64, dtype=torch.get_default_dtype(), device=cka_memory.device)
     with torch.no_grad():
         model(x)
 

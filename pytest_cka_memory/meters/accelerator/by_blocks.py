@@ -344,6 +344,11 @@ class _GroupsWithoutFrames(LazySequence[AllocationGroup, AllocationGroup]):
         return known
 
 
+def why_not_counted(device: torch.device) -> str | None:
+    """Return why blocks are not counted that could be; None if they are, or never can be."""
+    return blocks.why_missing() if device.type in _DEVICE_TYPES else None
+
+
 def block_meter(device: torch.device, stats: AllocatorStats) -> AcceleratorBlockMeter | None:
     """Return the meter if it is proved to work: a trial tensor is counted to the byte.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.meters import blocks, objects, torch_private
+from pytest_cka_memory.meters import objects, torch_private
 from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
@@ -73,13 +73,18 @@ class _Mark:
 class AcceleratorStorageMeter(AcceleratorMeter):
     """Counts storages in a ledger; the allocator has one peak counter for all regions.
 
+    Args:
+        device: with its index.
+        stats: the counters of that device.
+        why: why its blocks are not counted; None if they cannot be.
+
     Raises:
         NoCountersError: if the device's peaks cannot be reset.
     """
 
-    def __init__(self, device: torch.device, stats: AllocatorStats) -> None:
+    def __init__(self, device: torch.device, stats: AllocatorStats, why: str | None = None) -> None:
         stats.check_reset()
-        why = blocks.why_missing() or "this allocator's blocks cannot be counted natively"
+        why = why or "this allocator's blocks cannot be counted natively"
         limit = "the list of what was live at the peak leaves out memory inside operators, because "
         super().__init__(device, stats, (limit + why,))
         self._tracker = StorageTracker(device)

@@ -216,10 +216,11 @@ def _load() -> tuple[Any, str | None]:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except OSError as error:
-        why = str(error).removeprefix(f"{spec.origin}: ")
-        return None, f"the native counter cannot be loaded ({why}); {_REINSTALL}"
+        # Without its folder, because reports may be public.
+        why = str(error).removeprefix(f"{spec.origin}: ").replace(spec.origin, "the counter")
+        return None, f"the native counter cannot be loaded ({why[:200]}); {_REINSTALL}"
     except AttributeError:
         return None, f"the native counter is of another version; {_REINSTALL}"
     if not library.stacks_prepare():
-        return None, "the native counter does not know this version of Python"
+        return None, "the native counter does not find the functions of this Python"
     return library, None
