@@ -147,8 +147,8 @@ class _FrozenByTests:
         """Whether the imports are still frozen."""
 
     def exclude_all(self) -> None:
-        """Count nothing of what is frozen now."""
-        self._excluded = None
+        """Count nothing of what is frozen now, which is all that existed."""
+        self._excluded, self.has_imports = None, True
 
     def freeze(self) -> None:
         """Freeze as ``gc.freeze`` does, and count what that adds."""

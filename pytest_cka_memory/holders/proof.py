@@ -144,8 +144,7 @@ _USES_OF_TENSOR_AND_OBJECT = 2
 
 def is_removable(value: Any) -> bool:
     """Whether a user can remove references to an object: not those to a class or a cell."""
-    kind = type(value)
-    return not issubclass(kind, (type, *_FIXED, types.CellType, types.FrameType))
+    return not issubclass(type(value), (type, types.CellType, types.FrameType))
 
 
 def _is_changeable(parent: Any) -> bool:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -137,11 +138,18 @@ def test_hint_is_printed_and_following_it_repairs_the_program(outcomes, device, 
         pytest.skip(found[row.name].skipped)
     first = found[row.name]
     hint = row.hint.replace("PYTORCH_ALLOC_CONF", allocator_variable())
-    assert hint in (first.line if row.in_message else first.printed), first.text
+    printed = without_code(first.line) if row.in_message else [*map(without_code, first.printed)]
+    assert without_code(hint) in printed, first.text
     assert not {
         name: text for each in row.followed if (text := found[(name := each.__name__)].text)
     }
     assert bool(row.followed) is not row.is_command
+
+
+def without_code(hint: str) -> str:
+    """Return a hint without expressions on Python 3.10, which knows only the whole line of each."""
+    has_columns = sys.version_info >= (3, 11)
+    return hint if has_columns else re.sub(r"`[^`]*` at (?=advice_)", "`...` at ", hint)
 
 
 def constants() -> Iterator[object]:

@@ -99,7 +99,9 @@ class Box:
         self.x = x
 
 
-@pytest.mark.parametrize("box", [Box, lambda x: [x], lambda x: lambda: x, lambda x: {"a": [x]}])
+@pytest.mark.parametrize(
+    "box", [Box, lambda x: [x], lambda x: (x,), lambda x: lambda: x, lambda x: {"a": [x]}]
+)
 def test_local_object_that_a_container_has_too_is_not_said_to_be_freed_by_del(box: Any) -> None:
     """Advice to delete a local variable would free nothing if a list has the same object."""
     with MemoryProbe("cpu").measure() as region:
