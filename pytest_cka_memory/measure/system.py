@@ -14,7 +14,7 @@ from pytest_cka_memory.core.retention import (
 )
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
-from pytest_cka_memory.meters.readings import ProcessReading, ProcessTree
+from pytest_cka_memory.meters.readings import ProcessReading, ProcessTree, return_free_memory
 from pytest_cka_memory.units import format_with_unit, megabytes
 
 _INTERVAL_S = 0.2
@@ -65,6 +65,11 @@ class ProcessMemory(Addition):
     """
 
     def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        # When the region begins: at a boundary, the modules would be part of the growth.
+        from pytest_cka_memory.holders.growing import growing_graph
+        from pytest_cka_memory.meters.torch_private import sequence_number
+
+        self._search, self._next_node = growing_graph, sequence_number
         self._tree = ProcessTree()
         self._of_torch = _torch_bytes(peaks, meter)
         self._torch_start = self._of_torch() or 0
@@ -77,6 +82,7 @@ class ProcessMemory(Addition):
         """The highest number that ran at the same time."""
         self._stride = 1
         self._peak_bytes = 0
+        return_free_memory()  # what earlier code has freed would hide growth
         self._start_bytes = self._end_bytes = self._read()
         self._numbers: list[int] = []
         """Of autograd's next node, at each boundary until the last search."""
@@ -84,10 +90,10 @@ class ProcessMemory(Addition):
 
     def boundary(self) -> None:
         self._batches += 1
-        self._search_graphs()
         if self._batches % self._stride:
             return
         self._timeline.append(ProcessSample(self._batches, self._read(self._batches)))
+        self._search_graphs()  # after the reading, because it takes memory itself
         if len(self._timeline) == _MOST_SAMPLES:
             self._stride *= 2
             self._timeline = _every_second(self._timeline)
@@ -107,7 +113,10 @@ class ProcessMemory(Addition):
     def levels(self) -> tuple[str, Mapping[int, int | None]]:
         return "process_bytes", {sample.batch: sample.bytes for sample in self._timeline}
 
-    def finish(self) -> None:
+    def searched(self) -> None:
+        return_free_memory()  # it would hide the growth of the next batches
+
+    def ended(self) -> None:
         self._end_bytes = self._read()
         if not self._has_loop_ended:  # boundaries without a loader, whose workers do the same
             self.loop_ended(None)
@@ -126,20 +135,19 @@ class ProcessMemory(Addition):
         }
 
     def _search_graphs(self) -> None:
-        """Look for an autograd graph that grows with the batches.
+        """Look for an autograd graph that grows with the batches, if the process does.
 
         A later search replaces the result of an earlier one: a graph that was freed meanwhile, such
         as by a backward pass every few batches, is not reported.
         """
-        from pytest_cka_memory.meters import torch_private
-
         if self._batches > _SEARCHES[-1]:
             return
-        self._numbers.append(torch_private.sequence_number())
+        self._numbers.append(self._next_node())
         if self._batches in _SEARCHES:
-            from pytest_cka_memory.holders.growing import growing_graph
-
-            self._growing_graph = growing_graph(self._numbers)
+            has_grown = self._timeline[-1].bytes > self._timeline[0].bytes
+            self._growing_graph = self._search(self._numbers) if has_grown else None
+            if has_grown:
+                self.searched()
 
     def _read(self, batch: int = 0) -> int:
         readings = self._tree.read()
@@ -213,7 +221,7 @@ class DriverMemory(Addition):
     def boundary(self) -> None:
         self._outside.append(self._note())
 
-    def finish(self) -> None:
+    def ended(self) -> None:
         self._note()
 
     def levels(self) -> tuple[str, Mapping[int, int | None]]:
@@ -261,7 +269,7 @@ class PoolMemory(Addition):
     def boundary(self) -> None:
         self._at_boundaries.append(self._note())
 
-    def finish(self) -> None:
+    def ended(self) -> None:
         self._note()
 
     def close(self) -> None:

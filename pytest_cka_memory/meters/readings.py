@@ -4,6 +4,7 @@ A meter returns readings, peaks of one region and counted garbage. The processes
 its children; psutil knows which these are.
 """
 
+import ctypes
 import os
 import re
 import sys
@@ -306,6 +307,16 @@ class ProcessTree:
             self._workers += 1
         self._names[child.pid] = name
         return name
+
+
+def return_free_memory() -> None:
+    """Give memory that this process has freed back to the system, as far as its C library can.
+
+    What is allocated next would be in it otherwise, and not raise the memory of the process.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # only of glibc
+        trim(0)
 
 
 def _memory_of(process: Any) -> tuple[int, int | None]:

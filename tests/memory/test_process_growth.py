@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import platform
 import sys
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+import forked_processes
 import pytest
 from torch.utils.data import DataLoader
 
@@ -200,6 +202,81 @@ def test_without_psutil_a_probe_says_what_to_install(monkeypatch):
         MissingPackageError, match="needs psutil, which is not installed; run pip install"
     ):
         MemoryProbe("cpu", also=["process"])
+
+
+LEAKS = """
+import ctypes
+import torch
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.readings import ProcessTree
+from pytest_cka_memory.meters.selection import meter_for
+
+C = ctypes.CDLL(None)
+C.malloc.restype, C.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+C.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+C.free.argtypes = [ctypes.c_void_p]
+
+
+def allocated(kilobytes):
+    addresses = [C.malloc(1000) for _ in range(kilobytes)]
+    for address in addresses:
+        C.memset(address, 1, 1000)
+    return addresses
+
+
+probe = MemoryProbe(meter=meter_for("cpu"), also=["process"])
+"""
+HIDDEN = {
+    "by memory that was freed before": """
+for address in allocated(100_000)[:-1]:  # the last one keeps the heap from becoming smaller
+    C.free(address)
+with probe.measure() as region:
+    for _ in region.batches(range(12)):
+        allocated(300)
+print(region.process_growth_bytes_per_batch)
+""",
+    "by the search for a graph": """
+weight, total = torch.ones(2, requires_grad=True), 0.0
+with probe.measure() as region:
+    for _ in region.batches(range(12)):
+        allocated(300)
+        for _ in range(20):
+            total = total + weight.sum()
+assert 'total' in region.record.growing_graph
+print(region.process_growth_bytes_per_batch)
+""",
+}
+"""What would have memory in which a leak of 300 KB a batch has room -> a program that leaks so."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps its memory")
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_leak_is_not_hidden_by_free_memory(hidden):
+    """A C library serves small requests from what was freed, which raises no memory."""
+    pytest.importorskip("psutil")
+    run = forked_processes.run(["python", "-c", LEAKS + HIDDEN[hidden]])
+    assert 290_000 < float(run.stdout or 0) < 360_000, run.stderr
+
+
+LAST_CENSUS = """
+kept = []
+with probe.measure() as region:
+    for _ in range(8):
+        loop = [torch.ones(10)]
+        loop.append(loop)
+        kept.append([[number] for number in range(50_000)])
+        region.batch_done()
+    own, *_ = ProcessTree().read()
+print(region.process_end_bytes - own.bytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts pages")
+def test_process_is_read_before_the_last_search_for_garbage():
+    """To find garbage among 400,000 objects takes memory, which is not the program's."""
+    pytest.importorskip("psutil")
+    run = forked_processes.run(["python", "-c", LEAKS + LAST_CENSUS])
+    assert 0 <= int(run.stdout or -1) < 500_000, run.stderr
 
 
 def test_systems_without_proportional_sizes_count_what_is_unique(monkeypatch):
