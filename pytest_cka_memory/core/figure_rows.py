@@ -179,7 +179,8 @@ class AdditionalFigures:
     processes: tuple[ProcessUse, ...] = ()
     """The process, its children and what each of them needed."""
     growing_graph: str | None = None
-    """A tensor whose autograd graph had nodes of every batch, and what to do, if there was one."""
+    """A tensor whose autograd graph had nodes of every batch, and what to do. It is looked for
+    if the process grows."""
     memory_timeline: dict[str, Any] | None = None
     """The data of a picture of memory over time, see :mod:`.memory_timeline`; None unless it was
     asked for and the device's allocations are recorded. It is not in the JSON report."""

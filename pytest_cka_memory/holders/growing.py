@@ -259,55 +259,32 @@ def _newest_with_every_batch(boundaries: Sequence[int]) -> Any:
     """Return a tensor whose graph has nodes of every batch: of several, the one computed last."""
     known = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
     computed = [(node, tensor) for tensor in known if (node := grad_fn_of(tensor)) is not None]
-    nodes = _NodesOfLoop(boundaries)
+    seen: set[Any] = set()
     for node, tensor in sorted(computed, key=lambda each: -torch_private.number_of_node(each[0])):
-        if nodes.count_batches(node) >= len(boundaries) - 1:
+        if node not in seen and _batches_of(node, boundaries, seen) >= len(boundaries) - 1:
             return tensor
     return None
 
 
-class _NodesOfLoop:
-    """The nodes that autograd has made since the first boundary, each visited once.
+def _batches_of(node: Any, boundaries: Sequence[int], seen: set[Any]) -> int:
+    """Return of how many batches a graph has nodes, and add its nodes to `seen`.
 
-    They are known by their numbers. A set of the nodes would take as much memory of the process,
-    whose growth is measured, as some batches do.
-
-    Args:
-        boundaries: as :func:`growing_graph` takes them.
+    A node that is older than the first boundary leads to none that is newer.
     """
-
-    def __init__(self, boundaries: Sequence[int]) -> None:
-        self._boundaries = boundaries
-        self._unvisited = bytearray(b"\xff") * ((boundaries[-1] - boundaries[0]) // 8 + 1)
-        """A bit for each number."""
-        self._left = _MOST_NODES
-
-    def count_batches(self, node: Any) -> int:
-        """Visit a graph; return of how many batches it has nodes that were not visited before.
-
-        A node that is older than the first boundary leads to none that is newer.
-        """
-        batches = set()
-        todo = [(node, 1)] if self._visit(node) else []
-        while todo and self._left:
-            node, depth = todo.pop()
-            batches.add(bisect_right(self._boundaries, torch_private.number_of_node(node)))
-            if depth < _DEEPEST:
-                following = (node for node, _ in node.next_functions if node is not None)
-                todo += [(node, depth + 1) for node in following if self._visit(node)]
-        return len(batches)
-
-    def _visit(self, node: Any) -> bool:
-        """Take note of a node; return whether it is one of the loop that was not visited yet."""
-        number = torch_private.number_of_node(node) - self._boundaries[0]
-        # That of a parameter's node is the highest there is.
-        if not 0 <= number < self._boundaries[-1] - self._boundaries[0]:
-            return False
-        byte, bit = number // 8, 1 << number % 8
-        is_new = bool(self._unvisited[byte] & bit)
-        self._unvisited[byte] &= ~bit
-        self._left -= is_new
-        return is_new
+    batches = set()
+    seen.add(node)
+    todo = [(node, 1)]
+    while todo and len(seen) < _MOST_NODES:
+        node, depth = todo.pop()
+        number = torch_private.number_of_node(node)
+        if number < boundaries[-1]:  # that of a parameter's node is the highest there is
+            batches.add(bisect_right(boundaries, number))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                if torch_private.number_of_node(following) >= boundaries[0] and depth < _DEEPEST:
+                    todo.append((following, depth + 1))
+    return len(batches - {0})
 
 
 def advice_of_nodes(tensor: Any, name: str) -> str:

@@ -71,20 +71,8 @@ class Addition:
             serials: the numbers of the allocations that only they keep alive.
         """
 
-    def searched(self) -> None:
-        """Take note that the region has searched for what holds memory, which took memory itself.
-
-        It may be called after :meth:`close`.
-        """
-
-    def ended(self) -> None:
-        """Measure when the region's code has ended without an exception.
-
-        Before garbage is looked for, which takes memory itself.
-        """
-
     def finish(self) -> None:
-        """Look at the garbage that is left then, before cleaning."""
+        """Measure when the region's code has ended without an exception, before cleaning."""
 
     def close(self) -> None:
         """Stop measuring; called once, also after an exception."""

@@ -91,8 +91,10 @@ class Region(WithRecording, FigureNames):
         timeline = self._loop.samples.timeline()
         for name, levels in (addition.levels() for addition in self._additions):
             if levels:  # not of each boundary: one may just be sampled
-                own: Callable[[int], Any] = levels.get
-                timeline = tuple(replace(it, **{name: own(it.batch)}) for it in timeline)
+                values: Iterable[dict[str, Any]] = ({name: levels.get(it.batch)} for it in timeline)
+                timeline = tuple(
+                    replace(it, **own) for it, own in zip(timeline, values, strict=True)
+                )
         return timeline
 
     @property
@@ -218,7 +220,7 @@ class Region(WithRecording, FigureNames):
             so_far = record_at(self.label, start, reading, self.timeline)
             if "growth_bytes_per_batch" in self._figures_to_explain(so_far):
                 growth = so_far.growth_bytes_per_batch or 0.0
-                self._loop.growth.look(lambda: self._holdings(self._allocations()), ended, growth)
+                self._loop.growth.look(self._live_holdings, ended, growth)
         if self._reserve.is_due(self._loop.samples.reserved_bytes):
             self._look_at_reserve(f"after batch {ended}")
 
@@ -231,6 +233,9 @@ class Region(WithRecording, FigureNames):
         end = self._open_region.peaks.read()
         so_far = record_at(self.label, self._open_region.start, end, self.timeline)
         self._reserve.look(self._figures_to_explain(so_far), moment, self._holdings)
+
+    def _live_holdings(self) -> tuple[Holding, ...]:
+        return self._holdings(self._allocations())
 
     @not_counted
     def _end_loop_if_open(self, fetched_ahead: int | None) -> None:
@@ -287,8 +292,6 @@ class Region(WithRecording, FigureNames):
     @not_counted
     def _figures_at_end(self, completed: bool) -> tuple[ClosedRegion, bool]:
         """Return the figures, and whether they are judged."""
-        for addition in self._additions if completed else ():
-            addition.ended()
         self._loop.end()  # first: cleaning frees what its last census counts
         self._before_reading()
         thorough = self._is_thorough()
@@ -311,9 +314,9 @@ class Region(WithRecording, FigureNames):
         region = self._open_region
         if completed and self._reserve.has_risen(region.start.reserved_bytes, region.peaks):
             self._look_at_reserve("at the end")
+        for addition in self._additions if completed else ():
+            addition.finish()
         for addition in self._additions:
-            if completed:
-                addition.finish()
             addition.close()
 
     def _explained(
@@ -387,23 +390,20 @@ class Region(WithRecording, FigureNames):
         error: BaseException | None = None,
         keeps: Callable[[Iterable[int]], int] | None = None,
     ) -> tuple[Holding, ...]:
+        named_values = {} if self._explainer is None else self._explainer.named_values()
         from pytest_cka_memory.holders import survivors
 
         explainer = self._explainer
-        named_values = {} if explainer is None else explainer.named_values()
         write = explainer.notify if isinstance(explainer, Notifier) else survivors.to_stderr
-        holdings = survivors.holdings(
+        return survivors.holdings(
             allocations,
             named_values,
             self._loop.serials,
             error,
-            with_paths=explainer is not None and explainer.draws_paths,
+            with_paths=self._explainer is not None and self._explainer.draws_paths,
             write=write,
             keeps=keeps,
         )
-        for addition in self._additions:
-            addition.searched()
-        return holdings
 
     def plot(self, ax: "Axes | None" = None, *, limit_mb: object = None) -> "Axes":
         """Draw what was live over the batches, the peak and, if given, a limit on the peak.

@@ -1,6 +1,9 @@
 """Memory as the system counts it: of the process and its children, and of a card by its driver."""
 
+import os
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -53,8 +56,12 @@ _MOST_SAMPLES = 128
 """A reading takes a millisecond, so that of long loops only some boundaries are sampled."""
 _FETCHED_BY_EACH = 2
 """Batches that a worker of a DataLoader fetches ahead unless told otherwise."""
-_SEARCHES = (6, 12, 24)
-"""Batches after which a graph that grows is looked for: it may only be that of an episode."""
+_BATCHES_OF_GRAPH = 24
+"""The last batches of a loop, of which a graph that grows has nodes."""
+_MOST_SEARCHES = 3
+
+
+_open: "weakref.WeakSet[ProcessMemory]" = weakref.WeakSet()
 
 
 class ProcessMemory(Addition):
@@ -65,11 +72,6 @@ class ProcessMemory(Addition):
     """
 
     def __init__(self, peaks: Peaks, meter: Meter) -> None:
-        # When the region begins: at a boundary, the modules would be part of the growth.
-        from pytest_cka_memory.holders.growing import growing_graph
-        from pytest_cka_memory.meters.torch_private import sequence_number
-
-        self._search, self._next_node = growing_graph, sequence_number
         self._tree = ProcessTree()
         self._of_torch = _torch_bytes(peaks, meter)
         self._torch_start = self._of_torch() or 0
@@ -82,18 +84,30 @@ class ProcessMemory(Addition):
         """The highest number that ran at the same time."""
         self._stride = 1
         self._peak_bytes = 0
-        return_free_memory()  # what earlier code has freed would hide growth
+        self._own_bytes = 0
+        """What searches have left in this process."""
+        # A leak that has room in it would not be seen. In a loop of an outer region, that would
+        # seem to become smaller by it.
+        if not any(other._batches for other in _open):
+            return_free_memory()
+        _open.add(self)
         self._start_bytes = self._end_bytes = self._read()
-        self._numbers: list[int] = []
-        """Of autograd's next node, at each boundary until the last search."""
+        self._numbers: deque[int] = deque(maxlen=_BATCHES_OF_GRAPH + 1)
+        """Of autograd's next node, at the last boundaries."""
+        self._searches_left = _MOST_SEARCHES
         self._growing_graph: str | None = None
 
+    def close(self) -> None:
+        _open.discard(self)
+
     def boundary(self) -> None:
+        from pytest_cka_memory.meters.torch_private import sequence_number
+
         self._batches += 1
+        self._numbers.append(sequence_number())
         if self._batches % self._stride:
             return
         self._timeline.append(ProcessSample(self._batches, self._read(self._batches)))
-        self._search_graphs()  # after the reading, because it takes memory itself
         if len(self._timeline) == _MOST_SAMPLES:
             self._stride *= 2
             self._timeline = _every_second(self._timeline)
@@ -101,22 +115,13 @@ class ProcessMemory(Addition):
                 seen.samples = _every_second(seen.samples)
 
     def loop_ended(self, fetched_ahead: int | None) -> None:
-        self._has_loop_ended = True
-        if fetched_ahead is None:
-            fetched_ahead = _FETCHED_BY_EACH * self._most_workers
-        last = self._batches - fetched_ahead
-        for samples in (self._timeline, *(seen.samples for seen in self._seen.values())):
-            samples[:] = [
-                replace(it, workers_done=True) if it.batch > last else it for it in samples
-            ]
+        self._note_last_batches(fetched_ahead)
+        self._search_graphs()  # now, because the graph may be freed with the function of the loop
 
     def levels(self) -> tuple[str, Mapping[int, int | None]]:
         return "process_bytes", {sample.batch: sample.bytes for sample in self._timeline}
 
-    def searched(self) -> None:
-        return_free_memory()  # it would hide the growth of the next batches
-
-    def ended(self) -> None:
+    def finish(self) -> None:
         self._end_bytes = self._read()
         if not self._has_loop_ended:  # boundaries without a loader, whose workers do the same
             self.loop_ended(None)
@@ -134,23 +139,40 @@ class ProcessMemory(Addition):
             "growing_graph": self._growing_graph,
         }
 
-    def _search_graphs(self) -> None:
-        """Look for an autograd graph that grows with the batches, if the process does.
+    def _note_last_batches(self, fetched_ahead: int | None) -> None:
+        """Mark the samples in which workers had nothing left to do."""
+        self._has_loop_ended = True
+        if fetched_ahead is None:
+            fetched_ahead = _FETCHED_BY_EACH * self._most_workers
+        last = self._batches - fetched_ahead
+        for samples in (self._timeline, *(seen.samples for seen in self._seen.values())):
+            samples[:] = [
+                replace(it, workers_done=True) if it.batch > last else it for it in samples
+            ]
 
-        A later search replaces the result of an earlier one: a graph that was freed meanwhile, such
-        as by a backward pass every few batches, is not reported.
+    def _search_graphs(self) -> None:
+        """Look for an autograd graph that grows with the batches, if this process does.
+
+        Not at a boundary of the loop: a search takes memory, and what the program allocates next
+        would be where that was, so that it would not seem to grow. A later search replaces the
+        result of an earlier one.
         """
-        if self._batches > _SEARCHES[-1]:
-            return
-        self._numbers.append(self._next_node())
-        if self._batches in _SEARCHES:
-            has_grown = self._timeline[-1].bytes > self._timeline[0].bytes
-            self._growing_graph = self._search(self._numbers) if has_grown else None
-            if has_grown:
-                self.searched()
+        own = self._seen.get(os.getpid())
+        levels = [sample.bytes for sample in own.samples] if own is not None else []
+        if self._searches_left and levels and levels[-1] > min(levels):
+            from pytest_cka_memory.holders.growing import growing_graph
+
+            self._searches_left -= 1
+            before_bytes = self._tree.own_bytes()
+            self._growing_graph = growing_graph([*self._numbers])
+            self._own_bytes += max(0, self._tree.own_bytes() - before_bytes)
 
     def _read(self, batch: int = 0) -> int:
-        readings = self._tree.read()
+        own = os.getpid()
+        readings = [
+            replace(it, bytes=it.bytes - self._own_bytes) if it.pid == own else it
+            for it in self._tree.read()
+        ]
         for reading in readings:
             self._seen.setdefault(reading.pid, _Seen(reading)).add(reading, batch)
         workers = sum(reading.name.startswith(WORKER) for reading in readings)
@@ -221,7 +243,7 @@ class DriverMemory(Addition):
     def boundary(self) -> None:
         self._outside.append(self._note())
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         self._note()
 
     def levels(self) -> tuple[str, Mapping[int, int | None]]:
@@ -269,7 +291,7 @@ class PoolMemory(Addition):
     def boundary(self) -> None:
         self._at_boundaries.append(self._note())
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         self._note()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -297,6 +298,10 @@ class ProcessTree:
                 continue
         return readings
 
+    def own_bytes(self) -> int:
+        """Return the memory of this process alone."""
+        return _memory_of(self._own)[0]
+
     def _name_of(self, child: Any) -> str:
         known = self._names.get(child.pid, "")
         if known.startswith(WORKER):
@@ -314,9 +319,18 @@ def return_free_memory() -> None:
 
     What is allocated next would be in it otherwise, and not raise the memory of the process.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:  # only of glibc
+    trim = _trim()
+    if trim is not None:
         trim(0)
+
+
+@cache  # each ctypes.CDLL leaves reference cycles
+def _trim() -> Any:
+    """Return ``malloc_trim`` of glibc; None with another C library."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim.argtypes = [ctypes.c_size_t]
+    return trim
 
 
 def _memory_of(process: Any) -> tuple[int, int | None]:

@@ -1,10 +1,8 @@
 """The session that runs the programs of the table, on each device: for test_followed_hints.py."""
 
-import ctypes
 import gc
 import importlib
 import os
-import platform
 
 import advice_of_graphs
 import advice_of_holders
@@ -46,15 +44,9 @@ def _imports_excluded_from_collection():
 
 @pytest.fixture(autouse=True)
 def _clean():
-    if has_glibc():  # memory that earlier programs have freed would hide growth of the process
-        ctypes.CDLL(None).malloc_trim(0)
     yield
     KEEP.clear()
     CLEANUP.close()
-
-
-def has_glibc():
-    return platform.libc_ver()[0] == "glibc"
 
 
 def test_program(program, cka_memory):

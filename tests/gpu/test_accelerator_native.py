@@ -14,6 +14,8 @@ from pytest_cka_memory.meters.accelerator import RequestedAllocations, run_empty
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu
+KNOWS_EXPRESSIONS = sys.version_info >= (3, 11)
+"""Whether Python knows which part of a line ran."""
 
 TEMPORARY = "temporary memory of an operator, such as a workspace"
 # Torch up to 2.14 keeps the workspace of a matrix product for the next one.
@@ -231,10 +233,12 @@ def test_peak_in_a_backward_pass_has_the_lines_that_called_it(explaining, kind):
     assert sum(group.bytes for group in groups) == region.peak_bytes
     inside = [group for group in groups if not group.before_region]
     assert all(group.inside != BACKWARD for group in inside)
-    assert [group for group in inside if code in (group.code or "")], groups
+    if KNOWS_EXPRESSIONS:
+        assert [group for group in inside if code in (group.code or "")], groups
     assert all(group.created_at for group in inside)
 
 
+@pytest.mark.skipif(not KNOWS_EXPRESSIONS, reason="tensors of one line are one group")
 def test_a_thread_in_which_the_meter_still_waits_is_not_who_called_a_backward_pass(
     explaining, monkeypatch
 ):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.retention import ProcessSample, steady_growth
 from pytest_cka_memory.errors import MissingPackageError
+from pytest_cka_memory.holders import growing
 from pytest_cka_memory.measure.boundaries import fetched_ahead
 from pytest_cka_memory.meters import readings
 from pytest_cka_memory.testing import ScriptedMeter
@@ -206,9 +207,9 @@ def test_without_psutil_a_probe_says_what_to_install(monkeypatch):
 
 LEAKS = """
 import ctypes
+import mmap
 import torch
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.readings import ProcessTree
 from pytest_cka_memory.meters.selection import meter_for
 
 C = ctypes.CDLL(None)
@@ -224,59 +225,88 @@ def allocated(kilobytes):
     return addresses
 
 
+def mapped():  # never where memory was freed
+    kept.append(mmap.mmap(-1, 300_000))
+    kept[-1].write(bytes(300_000))
+
+
+def freed(kilobytes):
+    for address in allocated(kilobytes)[:-1]:  # the last one keeps the heap from becoming smaller
+        C.free(address)
+
+
 probe = MemoryProbe(meter=meter_for("cpu"), also=["process"])
+weight, total, kept = torch.ones(2, requires_grad=True), 0.0, []
 """
 HIDDEN = {
     "by memory that was freed before": """
-for address in allocated(100_000)[:-1]:  # the last one keeps the heap from becoming smaller
-    C.free(address)
+freed(100_000)
 with probe.measure() as region:
     for _ in region.batches(range(12)):
         allocated(300)
-print(region.process_growth_bytes_per_batch)
 """,
     "by the search for a graph": """
-weight, total = torch.ones(2, requires_grad=True), 0.0
 with probe.measure() as region:
-    for _ in region.batches(range(12)):
+    for _ in region.batches(range(BATCHES)):
         allocated(300)
         for _ in range(20):
             total = total + weight.sum()
-assert 'total' in region.record.growing_graph
-print(region.process_growth_bytes_per_batch)
+assert "total" in region.record.growing_graph
+""",
+    "by an inner region": """
+with probe.measure() as region:
+    for batch in region.batches(range(BATCHES)):
+        if batch == 0:
+            freed(30_000)
+        mapped()
+        if batch == 8:
+            with probe.measure():
+                pass
 """,
 }
-"""What would have memory in which a leak of 300 KB a batch has room -> a program that leaks so."""
+"""What would hide a leak of 300,000 bytes a batch -> a program that leaks so."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps its memory")
+@pytest.mark.parametrize("batches", [12, 18, 36])
 @pytest.mark.parametrize("hidden", HIDDEN)
-def test_leak_is_not_hidden_by_free_memory(hidden):
+def test_leak_is_not_hidden_by_free_memory(hidden, batches):
     """A C library serves small requests from what was freed, which raises no memory."""
     pytest.importorskip("psutil")
-    run = forked_processes.run(["python", "-c", LEAKS + HIDDEN[hidden]])
-    assert 290_000 < float(run.stdout or 0) < 360_000, run.stderr
+    code = HIDDEN[hidden].replace("BATCHES", str(batches))
+    growth = "print(region.process_growth_bytes_per_batch)"
+    run = forked_processes.run(["python", "-c", f"{LEAKS}{code}{growth}"])
+    assert 280_000 < float(run.stdout or 0) < 450_000, run.stderr
 
 
-LAST_CENSUS = """
-kept = []
-with probe.measure() as region:
-    for _ in range(8):
-        loop = [torch.ones(10)]
-        loop.append(loop)
-        kept.append([[number] for number in range(50_000)])
-        region.batch_done()
-    own, *_ = ProcessTree().read()
-print(region.process_end_bytes - own.bytes)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts pages")
-def test_process_is_read_before_the_last_search_for_garbage():
-    """To find garbage among 400,000 objects takes memory, which is not the program's."""
+@pytest.mark.parametrize("in_loader", [False, True], ids=["batch_done", "batches"])
+@pytest.mark.parametrize(
+    ("levels", "searched"),
+    [([5] * 30, []), ([9, 1, 2, 3, 4, 5] + [6] * 24, [25]), ([3, 4, 5], [3])],
+    ids=["flat", "first batch is the highest", "short"],
+)
+def test_graph_is_looked_for_at_the_end_if_the_process_has_grown(
+    monkeypatch, levels, searched, in_loader
+):
+    """A search takes memory and time: it is made of the last 24 batches, once for each loop, and
+    what it leaves is no memory of the program.
+    """
     pytest.importorskip("psutil")
-    run = forked_processes.run(["python", "-c", LEAKS + LAST_CENSUS])
-    assert 0 <= int(run.stdout or -1) < 500_000, run.stderr
+    searches, own, level = [], os.getpid(), 1
+
+    def read(self):
+        return [readings.ProcessReading(own, "this process", self.own_bytes())]
+
+    monkeypatch.setattr(growing, "growing_graph", lambda numbers: searches.append(len(numbers)))
+    monkeypatch.setattr(readings.ProcessTree, "own_bytes", lambda self: level + len(searches) * MB)
+    monkeypatch.setattr(readings.ProcessTree, "read", read)
+    with MemoryProbe(meter=ScriptedMeter(), also=["process"]).measure() as region:
+        for level in region.batches(levels) if in_loader else levels:  # noqa: B007  # see above
+            if not in_loader:
+                region.batch_done()
+    assert searches == searched
+    assert region.process_end_bytes == levels[-1]
+    assert region.process_peak_bytes == max(levels)
 
 
 def test_systems_without_proportional_sizes_count_what_is_unique(monkeypatch):
