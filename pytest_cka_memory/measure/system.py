@@ -78,7 +78,7 @@ class ProcessMemory(Addition):
         self._torch_end: int | None = None
         self._seen: dict[int, _Seen] = {}
         self._timeline: list[ProcessSample] = []
-        self._batches = 0
+        self.batches = 0
         self._has_loop_ended = False
         self._most_workers = 0
         """The highest number that ran at the same time."""
@@ -88,7 +88,7 @@ class ProcessMemory(Addition):
         """What searches have left in this process."""
         # A leak that has room in it would not be seen. In a loop of an outer region, that would
         # seem to become smaller by it.
-        if not any(other._batches for other in _open):
+        if not any(other.batches for other in _open):
             return_free_memory()
         _open.add(self)
         self._start_bytes = self._end_bytes = self._read()
@@ -103,11 +103,11 @@ class ProcessMemory(Addition):
     def boundary(self) -> None:
         from pytest_cka_memory.meters.torch_private import sequence_number
 
-        self._batches += 1
+        self.batches += 1
         self._numbers.append(sequence_number())
-        if self._batches % self._stride:
+        if self.batches % self._stride:
             return
-        self._timeline.append(ProcessSample(self._batches, self._read(self._batches)))
+        self._timeline.append(ProcessSample(self.batches, self._read(self.batches)))
         if len(self._timeline) == _MOST_SAMPLES:
             self._stride *= 2
             self._timeline = _every_second(self._timeline)
@@ -144,7 +144,7 @@ class ProcessMemory(Addition):
         self._has_loop_ended = True
         if fetched_ahead is None:
             fetched_ahead = _FETCHED_BY_EACH * self._most_workers
-        last = self._batches - fetched_ahead
+        last = self.batches - fetched_ahead
         for samples in (self._timeline, *(seen.samples for seen in self._seen.values())):
             samples[:] = [
                 replace(it, workers_done=True) if it.batch > last else it for it in samples

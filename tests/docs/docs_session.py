@@ -50,7 +50,7 @@ _REBUILT = re.compile(r" by `[^`]*` at ")
 """The expression that computes the next value of a variable."""
 _INPUTS = re.compile(r"\binputs(?=,| \d| made)")
 """What a factory function of torch has made, which is told by the expression."""
-_LINE_OF_LAW = re.compile(r"(\.py:\d+ in \w+): .*")
+_LINE_OF_LAW = re.compile(r"(\.py:\d+ in \w+): [^`].*")
 _PEAK = re.compile(r"^  at the peak.*", re.DOTALL | re.MULTILINE)
 """What was live at a peak: in groups of equal expressions, whose kinds follow from them."""
 _KNOWS_EXPRESSIONS = hasattr(CodeType, "co_positions")
@@ -71,6 +71,8 @@ class Shown(NamedTuple):
         if drawn_with and not version("torch").startswith(f"{drawn_with}."):
             ignored, kept = (_FIGURE, "#")
         texts = [self.block.text, self.printed]
+        if not _KNOWS_EXPRESSIONS:
+            texts = [_PEAK.sub("", text) for text in texts]
         if drawn_with and _keeps_workspaces(drawn_with) != _keeps_workspaces(version("torch")):
             texts = [_WORKSPACES.sub("", text) for text in texts]
         texts = [ignored.sub(kept, text) for text in texts]
@@ -84,7 +86,7 @@ class Shown(NamedTuple):
             texts = ["\n".join(sorted(map(_sorted, text.splitlines()))) for text in texts]
         texts = [_SECONDS.sub("# s", text) for text in texts]
         if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
-            texts = [_PEAK.sub("", _LINE_OF_LAW.sub(r"\1", text)) for text in texts]
+            texts = [_LINE_OF_LAW.sub(r"\1", text) for text in texts]
             texts = [_SITE.sub(r" in \1", " ".join(text.split())) for text in texts]
             texts = [_INPUTS.sub("other", _REBUILT.sub(" ", text)) for text in texts]
         return texts[0] == texts[1]
