@@ -59,6 +59,9 @@ class Addition:
     def boundary(self) -> None:
         """Measure at a batch boundary."""
 
+    def loop_began(self) -> None:
+        """Note that a loop is about to begin whose end will be noted."""
+
     def loop_ended(self, fetched_ahead: int | None) -> None:
         """Note that a loop has ended, for which workers fetch so many batches ahead, if known."""
 

@@ -159,6 +159,8 @@ class Region(WithRecording, FigureNames):
         """
         from pytest_cka_memory.measure.boundaries import SampledLoader
 
+        for addition in self._additions:
+            addition.loop_began()
         return not_counted(SampledLoader)(loader, self._sample_if_open, self._end_loop_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
@@ -220,7 +222,7 @@ class Region(WithRecording, FigureNames):
             so_far = record_at(self.label, start, reading, self.timeline)
             if "growth_bytes_per_batch" in self._figures_to_explain(so_far):
                 growth = so_far.growth_bytes_per_batch or 0.0
-                self._loop.growth.look(self._live_holdings, ended, growth)
+                self._loop.growth.look(lambda: self._holdings(self._allocations()), ended, growth)
         if self._reserve.is_due(self._loop.samples.reserved_bytes):
             self._look_at_reserve(f"after batch {ended}")
 
@@ -233,9 +235,6 @@ class Region(WithRecording, FigureNames):
         end = self._open_region.peaks.read()
         so_far = record_at(self.label, self._open_region.start, end, self.timeline)
         self._reserve.look(self._figures_to_explain(so_far), moment, self._holdings)
-
-    def _live_holdings(self) -> tuple[Holding, ...]:
-        return self._holdings(self._allocations())
 
     @not_counted
     def _end_loop_if_open(self, fetched_ahead: int | None) -> None:

@@ -1,6 +1,5 @@
 """Memory as the system counts it: of the process and its children, and of a card by its driver."""
 
-import os
 import time
 import weakref
 from collections import deque
@@ -57,11 +56,15 @@ _MOST_SAMPLES = 128
 _FETCHED_BY_EACH = 2
 """Batches that a worker of a DataLoader fetches ahead unless told otherwise."""
 _BATCHES_OF_GRAPH = 24
-"""The last batches of a loop, of which a graph that grows has nodes."""
+"""The last batches, of which a graph that grows has nodes."""
+_SEARCHES = (12, 24)
+"""Batches after which a graph is looked for in a loop whose end a region does not see."""
 _MOST_SEARCHES = 3
+"""Of a region: each takes a tenth of a second or more, and a loop may end thousands of times."""
 
 
-_open: "weakref.WeakSet[ProcessMemory]" = weakref.WeakSet()
+_open: "list[weakref.ref[ProcessMemory]]" = []
+"""Those of regions that have not ended."""
 
 
 class ProcessMemory(Addition):
@@ -78,7 +81,7 @@ class ProcessMemory(Addition):
         self._torch_end: int | None = None
         self._seen: dict[int, _Seen] = {}
         self._timeline: list[ProcessSample] = []
-        self.batches = 0
+        self._batches = 0
         self._has_loop_ended = False
         self._most_workers = 0
         """The highest number that ran at the same time."""
@@ -86,35 +89,47 @@ class ProcessMemory(Addition):
         self._peak_bytes = 0
         self._own_bytes = 0
         """What searches have left in this process."""
-        # A leak that has room in it would not be seen. In a loop of an outer region, that would
-        # seem to become smaller by it.
-        if not any(other.batches for other in _open):
+        self.is_in_loop = False
+        """Whether a loop has had a boundary and has not ended."""
+        # Free memory would hide a leak. But while an outer region compares its batches, to return
+        # it would look like a fall.
+        others = [it for reference in _open if (it := reference()) is not None]
+        if not any(it.is_in_loop for it in others):
             return_free_memory()
-        _open.add(self)
+        _open[:] = map(weakref.ref, (*others, self))
         self._start_bytes = self._end_bytes = self._read()
         self._numbers: deque[int] = deque(maxlen=_BATCHES_OF_GRAPH + 1)
         """Of autograd's next node, at the last boundaries."""
+        self._loops_begun = 0
+        """How many loops have begun whose end is noted."""
         self._searches_left = _MOST_SEARCHES
         self._growing_graph: str | None = None
 
     def close(self) -> None:
-        _open.discard(self)
+        _open[:] = [reference for reference in _open if reference() not in (None, self)]
 
     def boundary(self) -> None:
         from pytest_cka_memory.meters.torch_private import sequence_number
 
-        self.batches += 1
+        self._batches += 1
+        self.is_in_loop = True
         self._numbers.append(sequence_number())
-        if self.batches % self._stride:
+        if self._batches % self._stride:
             return
-        self._timeline.append(ProcessSample(self.batches, self._read(self.batches)))
+        self._timeline.append(ProcessSample(self._batches, self._read(self._batches)))
         if len(self._timeline) == _MOST_SAMPLES:
             self._stride *= 2
             self._timeline = _every_second(self._timeline)
             for seen in self._seen.values():
                 seen.samples = _every_second(seen.samples)
+        if self._batches in _SEARCHES and not self._loops_begun:
+            self._search_graphs()
+
+    def loop_began(self) -> None:
+        self._loops_begun += 1
 
     def loop_ended(self, fetched_ahead: int | None) -> None:
+        self.is_in_loop = False
         self._note_last_batches(fetched_ahead)
         self._search_graphs()  # now, because the graph may be freed with the function of the loop
 
@@ -124,7 +139,9 @@ class ProcessMemory(Addition):
     def finish(self) -> None:
         self._end_bytes = self._read()
         if not self._has_loop_ended:  # boundaries without a loader, whose workers do the same
-            self.loop_ended(None)
+            self._note_last_batches(None)
+        if self.is_in_loop:
+            self._search_graphs()
         of_torch = self._of_torch()
         self._torch_end = None if of_torch is None else of_torch - self._torch_start
 
@@ -144,7 +161,7 @@ class ProcessMemory(Addition):
         self._has_loop_ended = True
         if fetched_ahead is None:
             fetched_ahead = _FETCHED_BY_EACH * self._most_workers
-        last = self.batches - fetched_ahead
+        last = self._batches - fetched_ahead
         for samples in (self._timeline, *(seen.samples for seen in self._seen.values())):
             samples[:] = [
                 replace(it, workers_done=True) if it.batch > last else it for it in samples
@@ -153,26 +170,22 @@ class ProcessMemory(Addition):
     def _search_graphs(self) -> None:
         """Look for an autograd graph that grows with the batches, if this process does.
 
-        Not at a boundary of the loop: a search takes memory, and what the program allocates next
-        would be where that was, so that it would not seem to grow. A later search replaces the
-        result of an earlier one.
+        If possible when a loop has ended: a search takes memory, and what the program allocates
+        next would be where that was, so that it would not seem to grow.
         """
-        own = self._seen.get(os.getpid())
-        levels = [sample.bytes for sample in own.samples] if own is not None else []
-        if self._searches_left and levels and levels[-1] > min(levels):
-            from pytest_cka_memory.holders.growing import growing_graph
+        own = self._seen.get(self._tree.own_pid)
+        if not self._searches_left or own is None or not steady_growth(own.samples):
+            return
+        from pytest_cka_memory.holders.growing import growing_graph
 
-            self._searches_left -= 1
-            before_bytes = self._tree.own_bytes()
-            self._growing_graph = growing_graph([*self._numbers])
-            self._own_bytes += max(0, self._tree.own_bytes() - before_bytes)
+        self._searches_left -= 1
+        before_bytes = self._tree.own_bytes()
+        numbers = sorted({*self._numbers})  # some batches, such as those of a test set, have none
+        self._growing_graph = growing_graph(numbers) or self._growing_graph
+        self._own_bytes += max(0, self._tree.own_bytes() - before_bytes)
 
     def _read(self, batch: int = 0) -> int:
-        own = os.getpid()
-        readings = [
-            replace(it, bytes=it.bytes - self._own_bytes) if it.pid == own else it
-            for it in self._tree.read()
-        ]
+        readings = [self._without_own(reading) for reading in self._tree.read()]
         for reading in readings:
             self._seen.setdefault(reading.pid, _Seen(reading)).add(reading, batch)
         workers = sum(reading.name.startswith(WORKER) for reading in readings)
@@ -180,6 +193,17 @@ class ProcessMemory(Addition):
         total = sum(reading.bytes for reading in readings)
         self._peak_bytes = max(self._peak_bytes, total)
         return total
+
+    def _without_own(self, reading: ProcessReading) -> ProcessReading:
+        """Return a reading without what searches have left in this process."""
+        if not self._own_bytes or reading.pid != self._tree.own_pid:
+            return reading
+        of_anonymous = reading.anonymous_bytes
+        return replace(
+            reading,
+            bytes=reading.bytes - self._own_bytes,
+            anonymous_bytes=None if of_anonymous is None else of_anonymous - self._own_bytes,
+        )
 
 
 class _Seen:

@@ -298,9 +298,15 @@ class ProcessTree:
                 continue
         return readings
 
+    @property
+    def own_pid(self) -> int:
+        """The number of the process that this was made in."""
+        return int(self._own.pid)
+
     def own_bytes(self) -> int:
-        """Return the memory of this process alone."""
-        return _memory_of(self._own)[0]
+        """Return the memory of that process alone, whatever others share with it."""
+        size, anonymous_bytes = _memory_of(self._own)
+        return size if anonymous_bytes is None else anonymous_bytes
 
     def _name_of(self, child: Any) -> str:
         known = self._names.get(child.pid, "")

@@ -51,7 +51,8 @@ _REBUILT = re.compile(r" by `[^`]*` at ")
 _INPUTS = re.compile(r"\binputs(?=,| \d| made)")
 """What a factory function of torch has made, which is told by the expression."""
 _LINE_OF_LAW = re.compile(r"(\.py:\d+ in \w+): [^`].*")
-_PEAK = re.compile(r"^  at the peak.*", re.DOTALL | re.MULTILINE)
+"""A line of a law, and the expression in it that allocated."""
+_PEAK = re.compile(r"^  at the peak.*?(?=^  what to do|^\S|\Z)", re.DOTALL | re.MULTILINE)
 """What was live at a peak: in groups of equal expressions, whose kinds follow from them."""
 _KNOWS_EXPRESSIONS = hasattr(CodeType, "co_positions")
 """Whether Python knows which part of a line ran, and the classes of functions: from 3.11 on."""
