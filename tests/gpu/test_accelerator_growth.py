@@ -55,8 +55,8 @@ def test_graph_of_which_only_nodes_grow_is_named(probe):
     weight = torch.ones(8, device=probe.device, requires_grad=True)
     total = torch.zeros((), device=probe.device)
     with MemoryProbe(str(probe.device), also=["process"]).measure() as region:
-        for _ in region.batches(range(8)):
-            for _ in range(200):  # so many that the process grows
+        for _ in region.batches(range(12)):
+            for _ in range(200):  # so many batches and nodes that growth of the process is judged
                 loss = weight.square().sum()
                 loss.backward()
                 total += loss
