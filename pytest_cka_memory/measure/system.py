@@ -100,8 +100,8 @@ class ProcessMemory(Addition):
         self._start_bytes = self._end_bytes = self._read()
         self._numbers: deque[int] = deque(maxlen=_BATCHES_OF_GRAPH + 1)
         """Of autograd's next node, at the last boundaries."""
-        self._loops_begun = 0
-        """How many loops have begun whose end is noted."""
+        self._sees_ends = False
+        """Whether a loop has begun whose end will be noted."""
         self._searches_left = _MOST_SEARCHES
         self._growing_graph: str | None = None
 
@@ -122,11 +122,11 @@ class ProcessMemory(Addition):
             self._timeline = _every_second(self._timeline)
             for seen in self._seen.values():
                 seen.samples = _every_second(seen.samples)
-        if self._batches in _SEARCHES and not self._loops_begun:
+        if self._batches in _SEARCHES and not self._sees_ends:
             self._search_graphs()
 
     def loop_began(self) -> None:
-        self._loops_begun += 1
+        self._sees_ends = True
 
     def loop_ended(self, fetched_ahead: int | None) -> None:
         self.is_in_loop = False
