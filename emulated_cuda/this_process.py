@@ -6,6 +6,7 @@ Which threads it has, and where a loaded library has a variable, is read from Li
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import sys
 import time
@@ -95,11 +96,21 @@ def _call_all(functions: list[Callable[[], None]]) -> None:
 _THREADS = Path("/proc/self/task")
 
 
+_without: dict[str, list[str]] = {}
+"""The start of a name -> the numbers of the threads when none had such a name."""
+
+
 def thread_may_exist(prefix: str) -> bool:
     """Whether a thread has a name that starts so; True if the system does not list threads."""
     if not _THREADS.is_dir():
         return True
-    return any(_name_of_thread(thread).startswith(prefix) for thread in _THREADS.iterdir())
+    numbers = os.listdir(_THREADS)
+    if _without.get(prefix) == numbers:
+        return False
+    is_any = any(_name_of_thread(_THREADS / number).startswith(prefix) for number in numbers)
+    if not is_any:
+        _without[prefix] = numbers
+    return is_any
 
 
 def wait_until_asleep(prefix: str, seconds: float = 1.0) -> bool:

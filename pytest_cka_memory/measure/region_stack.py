@@ -97,6 +97,7 @@ class RegionStack:
     def snapshot(self) -> Reading:
         """Return a reading with the peaks of the innermost open region, or since the last one."""
         collector.repair()
+        self.meter.wait_for_threads()
         still_open = _still_live(self._open)
         if still_open:
             return still_open[-1].peaks.read()
@@ -134,8 +135,10 @@ class RegionStack:
         """
         self.merge_peaks()
         mark = region.peaks.mark
-        if live_bytes := self.meter.retained_since(mark):
-            self.meter.wait_for_threads()  # what they free now is not garbage
+        has_waited = region.peaks.settle()  # what threads free now is not garbage
+        live_bytes = self.meter.retained_since(mark)
+        if live_bytes and not has_waited:
+            self.meter.wait_for_threads()
             live_bytes = self.meter.retained_since(mark)
         before_cleaning(live_bytes)
         has_reserve = region.start.reserved_bytes is not None
@@ -245,7 +248,12 @@ class _SharedPeaks(Peaks):
         self._stack.merge_peaks()
         return self._highest
 
+    def settle(self) -> bool:
+        self._stack.meter.wait_for_threads()
+        return True
+
     def sample(self) -> tuple[Reading, int, int]:
+        self.settle()
         reading = self.read()
         peak, self._sample_peak = self._sample_peak, reading.allocated_bytes
         return reading, peak, self._stack.meter.serial()

@@ -203,6 +203,14 @@ class Peaks(ABC):
         """Return the most that the allocator held; None if the device has no reserve."""
         return self.read().peak_reserved_bytes
 
+    def settle(self) -> bool:
+        """Wait until threads of torch have freed what they have used in the region.
+
+        Returns:
+            Whether that was waited for.
+        """
+        return False
+
     @abstractmethod
     def sample(self) -> tuple[Reading, int, int]:
         """Return a reading, the highest level since the last sample, and the allocations so far."""

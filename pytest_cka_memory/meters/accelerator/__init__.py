@@ -284,23 +284,35 @@ _LONGEST_WAIT_SECONDS = 1
 _WAITS = 20
 
 
-def wait_for_backward(device: torch.device) -> None:
-    """Wait until `device`'s thread holds nothing of earlier backward passes, for 1 s at most.
+_waiting: threading.Thread | None = None
+"""What waits, or what has waited for too long."""
+_has_threads_in = 0
+"""The number of the process in which torch has started these threads, which do not end."""
 
-    When a backward pass fails, its caller gets the exception at once, while the thread still
-    references it, and with it every frame of the traceback and their tensors. The thread drops that
-    reference when it next gets the GIL: within about 1 ms, but possibly after a reading.
 
-    To wait, it runs a backward pass over an empty tensor in the queue of that thread. Neither the
+def wait_for_backward(*devices: torch.device) -> None:
+    """Wait until the threads of `devices` hold nothing of earlier backward passes, 1 s at most.
+
+    The caller of a backward pass gets the gradients while the thread still references them. If the
+    pass fails, the thread references the exception, and with it every frame of the traceback and
+    their tensors. It drops its references when it next runs: within about 1 ms, but possibly after
+    a reading.
+
+    To wait, a backward pass over empty tensors runs in the queues of those threads. Neither the
     pass nor its tensors allocate memory.
     """
+    global _waiting, _has_threads_in
     # Inside a backward pass, waiting for its thread would be a deadlock. The threads must not be
     # started here: once they run, a forked child process cannot run backward passes.
     is_inside = torch_private.graph_task_id() != -1
-    if is_inside or not this_process.thread_may_exist(torch_private.BACKWARD_THREAD):
+    is_known = _has_threads_in == os.getpid()
+    if is_inside or not (is_known or this_process.thread_may_exist(torch_private.BACKWARD_THREAD)):
         return
-    # In a new thread: no dispatch mode is active there, and its node is the last in the queue.
-    waiting = threading.Thread(target=run_empty_pass, args=(device,), daemon=True)
+    _has_threads_in = os.getpid()
+    if _waiting is not None and _waiting.is_alive():
+        return  # another pass has been running all the time since a wait that was given up
+    # In a new thread: no dispatch mode is active there, and its nodes are the last in the queues.
+    _waiting = waiting = threading.Thread(target=run_empty_pass, args=devices, daemon=True)
     waiting.start()
     for _ in range(_WAITS):  # a machine that stood still for a second has used up only one of them
         waiting.join(_LONGEST_WAIT_SECONDS / _WAITS)
@@ -308,11 +320,11 @@ def wait_for_backward(device: torch.device) -> None:
             break
 
 
-def run_empty_pass(device: torch.device) -> None:
-    """Run a backward pass that allocates nothing; return when the device's thread has run it."""
+def run_empty_pass(*devices: torch.device) -> None:
+    """Run a backward pass that allocates nothing; return when the devices' threads have had it."""
     with suppress(RuntimeError):  # a device that cannot run this is measured without it
-        leaf = torch.empty(0, device=device, requires_grad=True)
-        torch.autograd.grad(leaf.view(0), leaf, torch.empty(0, device=device))
+        ends = [torch.empty(0, device=device, requires_grad=True).view(0) for device in devices]
+        torch.autograd.grad(ends, ends, [torch.empty(0, device=device) for device in devices])
 
 
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"

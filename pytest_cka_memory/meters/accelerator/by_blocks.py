@@ -13,7 +13,7 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, RawFrames
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import blocks, torch_keepers
+from pytest_cka_memory.meters import blocks, torch_keepers, torch_private
 from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
@@ -39,7 +39,11 @@ from pytest_cka_memory.meters.blocks.other_memory import (
     EmptiedStorages,
     LentMemory,
 )
-from pytest_cka_memory.meters.blocks.written import LazySequence, note_own_pass
+from pytest_cka_memory.meters.blocks.written import (
+    LazySequence,
+    note_own_pass,
+    threads_in_backward,
+)
 from pytest_cka_memory.meters.collector import Garbage
 from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
 
@@ -182,6 +186,7 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         self._counter = counter
         self._levels = LastLevels(stats, counter)
         self._garbage = Garbage(self._level, counter.retained_between)
+        self._passes_until_wait = (0, 0)  # none has run if there is still no sign of any
         torch_keepers.prepare_counts()
         note_own_pass(run_empty_pass.__code__)
         self._patches: SharedPatches = EmptiedStorages(counter, device)
@@ -192,14 +197,15 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         return self._levels.known()
 
     def collect_before(self, *, thorough: bool) -> bool:
-        if self._garbage.is_possible():
-            wait_for_backward(self._device)
+        # Also at a level that was clean: what a thread still references may be as large.
+        if not self.settle() and self._garbage.is_possible():
+            self.wait_for_threads()
         return self._garbage.collect_before(thorough=thorough)
 
     def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:
         if not (self._counter.retained_since(mark.serial) or self.host_retained_since(mark)):
             return True
-        wait_for_backward(self._device)
+        self.wait_for_threads()
         is_clean = self._garbage.collect_after(
             lambda: self._counter.retained_since(mark.serial), thorough=thorough
         )
@@ -208,6 +214,24 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         if self._host is not None and not all_freed:
             is_clean &= self._host.collect_after(mark.serial, thorough=thorough)
         return is_clean
+
+    def wait_for_threads(self) -> None:
+        others = (
+            number for number in threads_in_backward().devices if number != self._device.index
+        )
+        used = {self._device.index, *threads_in_backward().devices}
+        wait_for_backward(*(torch.device(self._device.type, index) for index in used))
+        self._passes_until_wait = _signs_of_passes()
+
+    def settle(self) -> bool:
+        """Wait if a backward pass may have run since the last wait; return whether it has waited.
+
+        Without a pass, to wait would take longer than all else at a boundary.
+        """
+        may_have_run = _signs_of_passes() != self._passes_until_wait
+        if may_have_run:
+            self.wait_for_threads()
+        return may_have_run
 
     def dropping_workspaces(self) -> AbstractContextManager[None]:
         return self._counter.dropping_workspaces()
@@ -247,7 +271,7 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         return _Mark(self._counter.figures().serial, levels.allocated, levels.requested)
 
     def open_peaks(self) -> Peaks:
-        return _RegionPeaks(self._counter, self._patches, self._levels)
+        return _RegionPeaks(self._counter, self._patches, self._levels, self.settle)
 
     def retained_since(self, mark: _Mark) -> int:
         """Return what was requested, which the allocator's reports do not contain."""
@@ -292,9 +316,16 @@ class _RegionPeaks(BlockPeaks):
 
     _collected: CollectedRequests
 
-    def __init__(self, counter: Counter, patches: SharedPatches, levels: LastLevels) -> None:
+    def __init__(
+        self,
+        counter: Counter,
+        patches: SharedPatches,
+        levels: LastLevels,
+        settle: Callable[[], bool],
+    ) -> None:
         super().__init__(counter, patches)
         self._levels = levels
+        self._settle = settle
         self._collected = CollectedRequests(counter, self._region.collected, levels)
         now = levels.known()
         self.mark = _Mark(self._region.serial, now.allocated, now.requested)
@@ -325,6 +356,13 @@ class _RegionPeaks(BlockPeaks):
     def peak_reserved(self) -> int:
         return self._region.read().peak_reserved  # without the allocator's statistics
 
+    def settle(self) -> bool:
+        return self._settle()
+
+    def sample(self) -> tuple[Reading, int, int]:
+        self.settle()
+        return super().sample()
+
     def sampled(self, levels: block_counter.Levels) -> Reading:
         return _reading(self._levels.read(), levels.peak, levels.peak_reserved)
 
@@ -333,6 +371,11 @@ class _RegionPeaks(BlockPeaks):
 
     def collected(self) -> int:
         return self._collected.bytes
+
+
+def _signs_of_passes() -> tuple[int, int]:
+    """Return what changes with backward passes: the events in their threads, and new graphs."""
+    return threads_in_backward().events, torch_private.sequence_number()
 
 
 class _GroupsWithoutFrames(LazySequence[AllocationGroup, AllocationGroup]):

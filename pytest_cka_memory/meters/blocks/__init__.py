@@ -122,6 +122,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "counter_blocks": (c_uint64, [c_int, c_uint64, POINTER(Block), c_uint64]),
     "counter_at_peak": (c_uint64, [c_void_p, POINTER(Block), c_uint64]),
     "counter_at_peak_size": (c_uint64, [c_void_p]),
+    "callers_in_backward": (c_uint64, [POINTER(c_uint64)]),
     "lent_add": (c_int, [c_uint64, c_int64, c_int]),
     "lent_remove": (None, [c_uint64, c_int64]),
     "lent_is_shared": (c_int, [c_uint64]),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int64, sizeof
 from functools import cache
 from types import CodeType, ModuleType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
 from torch import nn
@@ -137,6 +137,23 @@ def note_own_pass(code: CodeType) -> None:
     """
     if hasattr(library.functions(), "stacks_note_own_pass"):
         library.functions().stacks_note_own_pass(id(code))
+
+
+class BackwardThreads(NamedTuple):
+    """What torch's threads for the backward passes of accelerators have done so far."""
+
+    events: int
+    """How many blocks of accelerators they have allocated and freed."""
+    devices: tuple[int, ...]
+    """The numbers of the devices whose threads have."""
+
+
+def threads_in_backward() -> BackwardThreads:
+    """Return what these threads have done."""
+    devices = ctypes.c_uint64()
+    events = library.functions().callers_in_backward(ctypes.byref(devices))
+    bits = devices.value
+    return BackwardThreads(events, tuple(n for n in range(bits.bit_length()) if bits >> n & 1))
 
 
 def _contexts() -> Iterator[tuple[CodeType, Context]]:

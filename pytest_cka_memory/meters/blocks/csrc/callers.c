@@ -6,6 +6,7 @@
 #include "python.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define THREADS_OF_TORCH "pt_autograd" /* as torch_private.BACKWARD_THREAD */
@@ -14,6 +15,8 @@
 static Object engine_code; /* of torch's function that waits; the caller has a reference */
 static Object own_pass;    /* of our function that runs a pass only to wait; likewise */
 static __thread int kind_of_thread; /* 0: not known yet */
+static __thread uint64_t device_of_thread; /* one bit, by the number at the end of its name */
+static uint64_t events, active_devices;
 
 /* Note the code of torch's Python function that starts the engine. The caller keeps the code alive. */
 EXPORT void stacks_note_engine(Object code) { engine_code = code; }
@@ -22,15 +25,33 @@ EXPORT void stacks_note_engine(Object code) { engine_code = code; }
 EXPORT void stacks_note_own_pass(Object code) { own_pass = code; }
 
 /* Whether torch has created this thread to run backward passes. */
-int runs_for_another_thread(void) {
+static int is_of_torch(void) {
     enum { UNKNOWN_YET, OF_TORCH, OTHER };
     if (kind_of_thread == UNKNOWN_YET) {
         char name[16] = "";
         pthread_getname_np(pthread_self(), name, sizeof name);
         size_t length = strlen(THREADS_OF_TORCH);
         kind_of_thread = strncmp(name, THREADS_OF_TORCH, length) ? OTHER : OF_TORCH;
+        const char *number = name + length + 1; /* as in pt_autograd_0 */
+        if (kind_of_thread == OF_TORCH) device_of_thread = (uint64_t)1 << (strtoul(number, NULL, 10) & 63);
     }
-    return kind_of_thread == OF_TORCH && engine_code;
+    return kind_of_thread == OF_TORCH;
+}
+
+int runs_for_another_thread(void) { return is_of_torch() && engine_code; }
+
+/* Note that this thread has allocated or freed a block of an accelerator. */
+void note_thread_of_block(void) {
+    if (!is_of_torch()) return;
+    __atomic_add_fetch(&events, 1, __ATOMIC_RELAXED);
+    __atomic_or_fetch(&active_devices, device_of_thread, __ATOMIC_RELAXED);
+}
+
+/* Return how many blocks of accelerators torch's threads have allocated and freed, and write of which
+   devices those threads are, a bit for each. */
+EXPORT uint64_t callers_in_backward(uint64_t *devices) {
+    *devices = __atomic_load_n(&active_devices, __ATOMIC_RELAXED);
+    return __atomic_load_n(&events, __ATOMIC_RELAXED);
 }
 
 /* Return the innermost frame of torch's function that waits, if it is among the frames of a thread and

@@ -127,6 +127,9 @@ void lock_is_taken(const void *frame);
 void note_allocation(void);
 int frees_graph(void);
 
+/* callers.c */
+void note_thread_of_block(void);
+
 /* For lists of Python's functions, which are found by their names: X(type, name, arguments). */
 #define FUNCTION_FIELD(type, name, arguments) type (*name) arguments;
 #define FUNCTION_NAME(type, name, arguments) "Py" #name,

@@ -67,6 +67,7 @@ static void counted_report(void *address, int64_t bytes, size_t level, size_t re
     int device = on.type == 0 ? CPU_DEVICE : on.type << 8 | (on.index & 0xff);
     int64_t known = on.type == 0 ? UNKNOWN : (int64_t)level;
     int64_t held = on.type == 0 ? UNKNOWN : (int64_t)reserved;
+    if (device != CPU_DEVICE) note_thread_of_block();
     if (bytes > 0) block_allocated(address, bytes, device, known, held);
     else block_freed(address, device, known, held);
     real_report(address, bytes, level, reserved, on);
