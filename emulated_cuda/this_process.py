@@ -96,8 +96,9 @@ def _call_all(functions: list[Callable[[], None]]) -> None:
 _THREADS = Path("/proc/self/task")
 
 
-_without: dict[str, list[str]] = {}
-"""The start of a name -> the numbers of the threads when none had such a name."""
+_without: dict[str, tuple[list[str], bool]] = {}
+"""The start of a name -> the numbers of the threads when none had such a name, and whether that was
+found twice: a thread gets its name when it begins to run."""
 
 
 def thread_may_exist(prefix: str) -> bool:
@@ -105,11 +106,12 @@ def thread_may_exist(prefix: str) -> bool:
     if not _THREADS.is_dir():
         return True
     numbers = os.listdir(_THREADS)
-    if _without.get(prefix) == numbers:
+    before, was_found_twice = _without.get(prefix, ([], False))
+    if numbers == before and was_found_twice:
         return False
     is_any = any(_name_of_thread(_THREADS / number).startswith(prefix) for number in numbers)
     if not is_any:
-        _without[prefix] = numbers
+        _without[prefix] = numbers, numbers == before
     return is_any
 
 

@@ -248,12 +248,12 @@ class _SharedPeaks(Peaks):
         self._stack.merge_peaks()
         return self._highest
 
-    def settle(self) -> bool:
-        self._stack.meter.wait_for_threads()
+    def settle(self, *, briefly: bool = False) -> bool:
+        self._stack.meter.wait_for_threads(briefly=briefly)
         return True
 
     def sample(self) -> tuple[Reading, int, int]:
-        self.settle()
+        self.settle(briefly=True)
         reading = self.read()
         peak, self._sample_peak = self._sample_peak, reading.allocated_bytes
         return reading, peak, self._stack.meter.serial()

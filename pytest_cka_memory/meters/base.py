@@ -64,8 +64,13 @@ class AllocationCounts(ABC):
         """
         return None
 
-    def wait_for_threads(self) -> None:  # noqa: B027  # most devices have none
-        """Wait until threads of torch have freed what they no longer use."""
+    def wait_for_threads(self, *, briefly: bool = False) -> None:
+        """Wait until threads of torch have freed what they no longer use; most devices have none.
+
+        Args:
+            briefly: whether to give up soon, as at each boundary.
+        """
+        del briefly
 
     @abstractmethod
     def retained_since(self, mark: Any) -> int:

@@ -203,12 +203,16 @@ class Peaks(ABC):
         """Return the most that the allocator held; None if the device has no reserve."""
         return self.read().peak_reserved_bytes
 
-    def settle(self) -> bool:
+    def settle(self, *, briefly: bool = False) -> bool:
         """Wait until threads of torch have freed what they have used in the region.
 
+        Args:
+            briefly: whether to give up soon, as at each boundary.
+
         Returns:
-            Whether that was waited for.
+            Whether there was anything to wait for.
         """
+        del briefly
         return False
 
     @abstractmethod

@@ -39,6 +39,12 @@ def has_compiled() -> bool:
     return bool(counters.get("frames"))
 
 
+def compiles_backward() -> bool:
+    """Whether backward passes are compiled now, of all threads."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "compiled_autograd_enabled", False))
+
+
 def bucket_sizes(model: Any) -> list[int]:
     """Return the bytes of the buckets of a DistributedDataParallel; empty if it is not known."""
     try:

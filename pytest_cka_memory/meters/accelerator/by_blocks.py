@@ -186,7 +186,6 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         self._counter = counter
         self._levels = LastLevels(stats, counter)
         self._garbage = Garbage(self._level, counter.retained_between)
-        self._passes_until_wait = (0, 0)  # none has run if there is still no sign of any
         torch_keepers.prepare_counts()
         note_own_pass(run_empty_pass.__code__)
         self._patches: SharedPatches = EmptiedStorages(counter, device)
@@ -198,14 +197,13 @@ class AcceleratorBlockMeter(AcceleratorMeter):
 
     def collect_before(self, *, thorough: bool) -> bool:
         # Also at a level that was clean: what a thread still references may be as large.
-        if not self.settle() and self._garbage.is_possible():
+        if self._level() or self._garbage.is_possible():
             self.wait_for_threads()
         return self._garbage.collect_before(thorough=thorough)
 
     def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:
         if not (self._counter.retained_since(mark.serial) or self.host_retained_since(mark)):
             return True
-        self.wait_for_threads()
         is_clean = self._garbage.collect_after(
             lambda: self._counter.retained_since(mark.serial), thorough=thorough
         )
@@ -215,23 +213,10 @@ class AcceleratorBlockMeter(AcceleratorMeter):
             is_clean &= self._host.collect_after(mark.serial, thorough=thorough)
         return is_clean
 
-    def wait_for_threads(self) -> None:
-        others = (
-            number for number in threads_in_backward().devices if number != self._device.index
-        )
+    def wait_for_threads(self, *, briefly: bool = False) -> None:
         used = {self._device.index, *threads_in_backward().devices}
-        wait_for_backward(*(torch.device(self._device.type, index) for index in used))
-        self._passes_until_wait = _signs_of_passes()
-
-    def settle(self) -> bool:
-        """Wait if a backward pass may have run since the last wait; return whether it has waited.
-
-        Without a pass, to wait would take longer than all else at a boundary.
-        """
-        may_have_run = _signs_of_passes() != self._passes_until_wait
-        if may_have_run:
-            self.wait_for_threads()
-        return may_have_run
+        devices = [torch.device(self._device.type, index) for index in used]
+        wait_for_backward(*devices, briefly=briefly)
 
     def dropping_workspaces(self) -> AbstractContextManager[None]:
         return self._counter.dropping_workspaces()
@@ -271,7 +256,7 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         return _Mark(self._counter.figures().serial, levels.allocated, levels.requested)
 
     def open_peaks(self) -> Peaks:
-        return _RegionPeaks(self._counter, self._patches, self._levels, self.settle)
+        return _RegionPeaks(self._counter, self._patches, self._levels, self)
 
     def retained_since(self, mark: _Mark) -> int:
         """Return what was requested, which the allocator's reports do not contain."""
@@ -321,11 +306,12 @@ class _RegionPeaks(BlockPeaks):
         counter: Counter,
         patches: SharedPatches,
         levels: LastLevels,
-        settle: Callable[[], bool],
+        meter: AcceleratorBlockMeter,
     ) -> None:
         super().__init__(counter, patches)
         self._levels = levels
-        self._settle = settle
+        self._meter = meter
+        self._before_passes = _signs_of_passes()
         self._collected = CollectedRequests(counter, self._region.collected, levels)
         now = levels.known()
         self.mark = _Mark(self._region.serial, now.allocated, now.requested)
@@ -356,11 +342,15 @@ class _RegionPeaks(BlockPeaks):
     def peak_reserved(self) -> int:
         return self._region.read().peak_reserved  # without the allocator's statistics
 
-    def settle(self) -> bool:
-        return self._settle()
+    def settle(self, *, briefly: bool = False) -> bool:
+        # Without a pass in the region, to wait would take longer than all else at a boundary.
+        may_have_run = _signs_of_passes() != self._before_passes
+        if may_have_run:
+            self._meter.wait_for_threads(briefly=briefly)
+        return may_have_run
 
     def sample(self) -> tuple[Reading, int, int]:
-        self.settle()
+        self.settle(briefly=True)
         return super().sample()
 
     def sampled(self, levels: block_counter.Levels) -> Reading:

@@ -178,6 +178,9 @@ class TensorMeter(StorageMeter):
         self.notes = (reason, *StorageMeter.notes, *torch_private.LOST)
         self.device_name = device_name(device)
 
+    def wait_for_threads(self, *, briefly: bool = False) -> None:
+        wait_for_backward(self._device, briefly=briefly)
+
     def clean(self) -> int | None:
         # Running kernels hold tensors, and objects that a backward pass holds may be in a cycle.
         torch.accelerator.synchronize(self._device)

@@ -159,8 +159,8 @@ class AcceleratorMeter(Meter):
             peak_reserved_bytes=peak_reserved_bytes,
         )
 
-    def wait_for_threads(self) -> None:
-        wait_for_backward(self._device)
+    def wait_for_threads(self, *, briefly: bool = False) -> None:
+        wait_for_backward(self._device, briefly=briefly)
 
     def reserved_by_graphs(self) -> Sequence[Holding]:
         return accelerator.reserved_by_graphs(self._device)

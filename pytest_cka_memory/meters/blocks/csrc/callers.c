@@ -32,8 +32,9 @@ static int is_of_torch(void) {
         pthread_getname_np(pthread_self(), name, sizeof name);
         size_t length = strlen(THREADS_OF_TORCH);
         kind_of_thread = strncmp(name, THREADS_OF_TORCH, length) ? OTHER : OF_TORCH;
-        const char *number = name + length + 1; /* as in pt_autograd_0 */
-        if (kind_of_thread == OF_TORCH) device_of_thread = (uint64_t)1 << (strtoul(number, NULL, 10) & 63);
+        const char *number = name + length + 1; /* as in pt_autograd_0; negative for the CPU */
+        if (kind_of_thread == OF_TORCH && *number >= '0' && *number <= '9')
+            device_of_thread = (uint64_t)1 << (strtoul(number, NULL, 10) & 63);
     }
     return kind_of_thread == OF_TORCH;
 }
