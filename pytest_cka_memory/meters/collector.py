@@ -142,10 +142,6 @@ class Garbage:
             self._note_clean({self._start_level}, promotions)
         return is_clean
 
-    def is_possible(self) -> bool:
-        """Whether there may be garbage now."""
-        return self._is_suspected() or self._level() not in self._clean_levels
-
     def _is_suspected(self) -> bool:
         """Whether anything is still live of what may be garbage although the level is clean."""
         if self._suspected is not None and not self._live_between(*self._suspected):

@@ -112,7 +112,7 @@ graph_task_id: Callable[[], int] = _found(
 sequence_number: Callable[[], int] = _found(
     "torch.autograd._get_sequence_nr",
     lambda: 0,
-    "reports do not name a growing autograd graph that keeps no tensors",
+    "a growing autograd graph without tensors is not named; gradients that are dropped may count",
 )
 """Returns the number that autograd gives to the next node of this thread."""
 

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_cka_memory import DeviceError, MemoryProbe
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.meters.accelerator import RequestedAllocations, run_empty_pass
+from pytest_cka_memory.meters.accelerator import RequestedAllocations
+from pytest_cka_memory.meters.accelerator.meter import run_empty_pass
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu

@@ -5,6 +5,7 @@ the meter waited for that, one in four of these readings was wrong.
 """
 
 import threading
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -140,8 +141,9 @@ def test_growth_is_exact_if_the_thread_of_another_device_is_the_last(native, sec
     assert found == {0}
 
 
-def test_a_pass_that_does_not_end_is_waited_for_once(probe, cuda):
-    """Another thread's pass waits for this one, which would otherwise wait at each boundary."""
+@contextmanager
+def running_pass(device):
+    """Run a pass of another thread in the block; yield what ends it and the thread."""
     begun, end = threading.Event(), threading.Event()
 
     class Waiting(torch.autograd.Function):
@@ -155,25 +157,70 @@ def test_a_pass_that_does_not_end_is_waited_for_once(probe, cuda):
             end.wait(60)
             return gradient * 2
 
-    thread = threading.Thread(target=lambda: Waiting.apply(weight_on(cuda)).sum().backward())
+    thread = threading.Thread(
+        target=lambda: torch.autograd.grad(Waiting.apply(leaf := weight_on(device)).sum(), leaf)
+    )
     thread.start()
     try:
         assert begun.wait(60)
+        yield end
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_pass_that_does_not_end_is_waited_for_once(probe, cuda):
+    """Another thread's pass waits for this one, which would otherwise wait at each boundary."""
+    with running_pass(cuda):
         before, weight = set(threading.enumerate()), weight_on(cuda)
         with probe.measure() as region:
             for _ in region.batches(range(200)):
                 weight.exp()  # a new graph, so that a pass may have run
             waiting = set(threading.enumerate()) - before
-    finally:
-        end.set()
-        thread.join()
     assert len(waiting) == 1
     assert region.growth_bytes_per_batch == 0
+
+
+def test_an_end_waits_also_if_the_boundaries_have_given_up(probe, cuda):
+    """A boundary waits for a shorter time."""
+    with ExitStack() as passes:
+        with probe.measure() as region:
+            end = passes.enter_context(running_pass(cuda))
+            for _ in region.batches(range(2)):
+                torch.ones(1, device=cuda, requires_grad=True).exp()
+            threading.Timer(0.3, end.set).start()
+        assert end.is_set()
+
+
+def test_a_pass_on_another_device_does_not_end_the_waits(native, second_device):
+    """Each device has a thread of its own."""
+    weight, found = weight_on(native.device), set()
+    run(weight_on(second_device))
+    with running_pass(second_device):
+        for _ in range(REPEATS):
+            with native.measure() as region:
+                for _ in region.batches(range(8)):
+                    run(weight)
+            found.add(region.growth_bytes_per_batch)
+    assert found == {0}
+
+
+def test_what_a_thread_frees_is_no_workspace(probe, cuda):
+    """An inner region drops those of libraries when it begins."""
+    weight, found = weight_on(cuda), set()
+    for _ in range(REPEATS):
+        with probe.measure() as outer:
+            run(weight)
+            with probe.measure():
+                pass
+        found.add(outer.record.one_time_bytes)
+    assert found == {0}
 
 
 def test_nothing_is_added_to_backward_passes_that_are_compiled(probe, cuda):
     """They run in the thread that calls them; a pass that waits would be compiled, too."""
     compiled_autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
+    compiled_autograd.reset()  # what was compiled before
     weight, compiled = weight_on(cuda), []
     run(weight)  # starts torch's threads
 
@@ -185,5 +232,6 @@ def test_nothing_is_added_to_backward_passes_that_are_compiled(probe, cuda):
         for _ in region.batches(range(6)):
             weight.exp().sum().backward()
             weight.grad = None
+    compiled_autograd.reset()
     assert len(compiled) == 1
     assert region.growth_bytes_per_batch == 0

@@ -9,18 +9,15 @@ frames of allocations.
 import ctypes
 import inspect
 import os
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 
-from emulated_cuda import this_process
 from pytest_cka_memory.core.allocations import (
     Allocation,
     AllocationSite,
@@ -34,7 +31,7 @@ from pytest_cka_memory.core.places import is_foreign
 from pytest_cka_memory.core.reserve import POOLS_ADVICE
 from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import torch_keepers, torch_private
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.blocks.counter import BlockAllocations
 from pytest_cka_memory.meters.blocks.written import LazySequence
 from pytest_cka_memory.meters.collector import without_collections
@@ -278,65 +275,6 @@ def addresses_in_pools(device: torch.device) -> frozenset[int]:
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     )
-
-
-_LONGEST_WAIT_S, _BRIEF_WAIT_S = 1, 0.05
-_WAITS = 20
-_given_up: threading.Thread | None = None
-"""What has waited for too long: while it still does, nothing waits again."""
-_has_threads_in = 0
-"""The number of the process in which torch has started these threads, which do not end."""
-
-
-def wait_for_backward(*devices: torch.device, briefly: bool = False) -> None:
-    """Wait until the threads of `devices` hold nothing of earlier backward passes.
-
-    The caller of a backward pass gets the gradients while the thread still references them. If the
-    pass fails, the thread references the exception, and with it every frame of the traceback and
-    their tensors. It drops its references when it next runs: within about 1 ms, but possibly after
-    a reading.
-
-    To wait, a backward pass over empty tensors runs in the queues of those threads. Neither the
-    pass nor its tensors allocate memory. Other threads' passes run before it.
-
-    Args:
-        *devices: those of one type.
-        briefly: whether to wait for 0.05 s at most instead of 1 s.
-    """
-    global _given_up, _has_threads_in
-    if torch_keepers.compiles_backward():
-        return  # it would compile the pass, and runs its own in the thread that calls them
-    # Inside a backward pass, waiting for its thread would be a deadlock. The threads must not be
-    # started here: once they run, a forked child process cannot run backward passes.
-    is_inside = torch_private.graph_task_id() != -1
-    is_known = _has_threads_in == os.getpid()
-    if is_inside or not (is_known or this_process.thread_may_exist(torch_private.BACKWARD_THREAD)):
-        return
-    _has_threads_in = os.getpid()
-    if _given_up is not None and _given_up.is_alive():
-        return
-    # In a new thread: no dispatch mode is active there, and its nodes are the last in the queues.
-    waiting = threading.Thread(target=run_empty_pass, args=devices, daemon=True)
-    try:
-        waiting.start()
-    except RuntimeError:  # the interpreter ends
-        return
-    for _ in range(_WAITS):  # a machine that stood still for a second has used up only one of them
-        waiting.join((_BRIEF_WAIT_S if briefly else _LONGEST_WAIT_S) / _WAITS)
-        if not waiting.is_alive():
-            return
-    _given_up = waiting
-
-
-def run_empty_pass(*devices: torch.device) -> None:
-    """Run a backward pass that allocates nothing; return when the devices' threads have had it."""
-    ends, gradients = [], []
-    for device in devices:
-        with suppress(RuntimeError):  # a device that cannot run this is measured without it
-            ends.append(torch.empty(0, device=device, requires_grad=True).view(0))
-            gradients.append(torch.empty(0, device=device))
-    with suppress(RuntimeError):
-        torch.autograd.grad(ends, ends, gradients)
 
 
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"

@@ -18,10 +18,12 @@ from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
     RequestedAllocations,
+)
+from pytest_cka_memory.meters.accelerator.meter import (
+    AcceleratorMeter,
     run_empty_pass,
     wait_for_backward,
 )
-from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.blocks import SWITCH, UNKNOWN
 from pytest_cka_memory.meters.blocks import counter as block_counter
@@ -196,9 +198,6 @@ class AcceleratorBlockMeter(AcceleratorMeter):
         return self._levels.known()
 
     def collect_before(self, *, thorough: bool) -> bool:
-        # Also at a level that was clean: what a thread still references may be as large.
-        if self._level() or self._garbage.is_possible():
-            self.wait_for_threads()
         return self._garbage.collect_before(thorough=thorough)
 
     def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:

@@ -16,9 +16,8 @@ from pytest_cka_memory.meters.accelerator import (
     AllocatorStats,
     Levels,
     device_name,
-    wait_for_backward,
 )
-from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter, wait_for_backward
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
 from pytest_cka_memory.meters.storage_meter import StorageMeter, StorageTracker
 
@@ -107,8 +106,6 @@ class AcceleratorStorageMeter(AcceleratorMeter):
         return self._stats.levels()
 
     def collect_before(self, *, thorough: bool) -> bool:
-        # Objects that a backward pass holds may be in a cycle.
-        wait_for_backward(self._device)
         gc.collect()
         self._tracker.record_unseen()
         return True

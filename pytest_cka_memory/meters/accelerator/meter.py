@@ -1,23 +1,26 @@
-"""The meter for accelerators: it reads the counters of their caching allocator."""
+"""The meter for accelerators: it reads the counters of their caching allocator.
 
+And waits before it for the threads in which torch runs backward passes.
+"""
+
+import os
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import empty  # at import, because a test may patch these
+from torch.autograd import grad
 
+from emulated_cuda import this_process
 from pytest_cka_memory.core.allocations import RawFrames
 from pytest_cka_memory.core.reserve import ReserveState
 from pytest_cka_memory.core.retention import Holding
-from pytest_cka_memory.meters import accelerator, torch_private
-from pytest_cka_memory.meters.accelerator import (
-    AllocatorStats,
-    Levels,
-    device_name,
-    wait_for_backward,
-)
+from pytest_cka_memory.meters import accelerator, torch_keepers, torch_private
+from pytest_cka_memory.meters.accelerator import AllocatorStats, Levels, device_name
 from pytest_cka_memory.meters.accelerator.refusals import Lines, refusals_of, reserve_of
 from pytest_cka_memory.meters.base import (
     Cleaned,
@@ -28,12 +31,98 @@ from pytest_cka_memory.meters.base import (
     RefusedAllocation,
     Requests,
 )
+from pytest_cka_memory.meters.collector import not_counted
 from pytest_cka_memory.meters.patching import JoinedPatches
 from pytest_cka_memory.meters.torch_versions import facts_of_accelerator
 
 _MOST_HISTORY_ENTRIES = 1_000_000
 _MOST_REQUESTS = 4_000_000
 """Entries while sizes are recorded; each allocation makes up to three."""
+
+
+_has_threads_in = 0
+"""The number of the process in which torch has started these threads, which do not end."""
+
+
+@not_counted
+def wait_for_backward(*devices: torch.device, briefly: bool = False) -> None:
+    """Wait until the threads of `devices` hold nothing of earlier backward passes.
+
+    The caller of a backward pass gets the gradients while the thread still references them. If the
+    pass fails, the thread references the exception, and with it every frame of the traceback and
+    their tensors. It drops its references when it next runs: within about 1 ms, but possibly after
+    a reading.
+
+    To wait, a backward pass over an empty tensor runs in the queue of each thread. Neither the pass
+    nor its tensors allocate memory. Other threads' passes run before it.
+
+    Args:
+        *devices: those of one type.
+        briefly: whether to wait for 0.05 s at most instead of 1 s.
+    """
+    global _has_threads_in
+    if torch_keepers.compiles_backward():
+        return  # it would compile the pass, and runs its own in the thread that calls them
+    # Inside a backward pass, waiting for its thread would be a deadlock. The threads must not be
+    # started here: once they run, a forked child process cannot run backward passes.
+    is_inside = torch_private.graph_task_id() != -1
+    is_known = _has_threads_in == os.getpid()
+    if is_inside or not (is_known or this_process.thread_may_exist(torch_private.BACKWARD_THREAD)):
+        return
+    _has_threads_in = os.getpid()
+    for waiting in [_EmptyPass.running_on(device) for device in devices]:
+        waiting.wait(briefly=briefly)
+
+
+class _EmptyPass(threading.Thread):
+    """A thread that has run a pass over nothing when it ends.
+
+    A new one for each pass: no dispatch mode is active there, and its node is the last in the
+    queue.
+    """
+
+    LONGEST_S, BRIEF_S, STEPS = 1.0, 0.05, 20
+    given_up: ClassVar[dict[torch.device, "_EmptyPass"]] = {}
+    """Those for which the last wait was too short."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(target=run_empty_pass, args=(device,), daemon=True)
+        self._device = device
+        self._left_s = self.LONGEST_S
+
+    @classmethod
+    def running_on(cls, device: torch.device) -> "_EmptyPass":
+        """Return one that runs after all passes that have ended on the device."""
+        earlier = cls.given_up.get(device)
+        if earlier is not None and earlier.still_runs(0.001):  # so long that it can end
+            return earlier
+        new = cls(device)
+        with suppress(RuntimeError):  # the interpreter ends
+            new.start()
+        return new
+
+    def wait(self, *, briefly: bool) -> None:
+        """Wait until it has ended, for a second at most in all waits together."""
+        wait_s = min(self._left_s, self.BRIEF_S if briefly else self.LONGEST_S)
+        for _ in range(self.STEPS):  # a machine that stands still for a second uses up only one
+            if not self.still_runs(wait_s / self.STEPS):
+                self.given_up.pop(self._device, None)
+                return
+        self._left_s -= wait_s
+        self.given_up[self._device] = self
+
+    def still_runs(self, wait_s: float) -> bool:
+        """Whether it has not ended after this time."""
+        if self.is_alive():
+            self.join(wait_s)
+        return self.is_alive()
+
+
+def run_empty_pass(device: torch.device) -> None:
+    """Run a backward pass that allocates nothing; return when the device's thread has had it."""
+    with suppress(RuntimeError, AssertionError):  # measured without it if that is not possible
+        end = empty(0, device=device, requires_grad=True).view(0)
+        grad(end, end, empty(0, device=device))
 
 
 class AcceleratorMeter(Meter):
@@ -124,6 +213,10 @@ class AcceleratorMeter(Meter):
         return self.clean_before(thorough=True).workspace_bytes
 
     def clean_before(self, *, thorough: bool) -> Cleaned:
+        # Before workspaces are dropped: what threads free is none. And at any level, because what
+        # they reference may be as large as what has been freed since there was no garbage.
+        if self.levels().allocated:
+            self.wait_for_threads()
         return self._clean(lambda: self.collect_before(thorough=thorough))
 
     def clean_after(self, mark: Any, *, thorough: bool) -> Cleaned:
