@@ -10,8 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_cka_memory import DeviceError, MemoryProbe
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.meters.accelerator import RequestedAllocations
-from pytest_cka_memory.meters.accelerator.meter import run_empty_pass
+from pytest_cka_memory.meters.accelerator import RequestedAllocations, meter
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu
@@ -258,8 +257,8 @@ def test_a_thread_in_which_the_meter_still_waits_is_not_who_called_a_backward_pa
     weight = torch.ones(2**20, device=explaining.device, requires_grad=True)
     run(weight)
     with explaining.measure() as region:
-        monkeypatch.setattr(torch.autograd, "grad", blocking_grad)
-        waiting = threading.Thread(target=run_empty_pass, args=(explaining.device,))
+        monkeypatch.setattr(meter, "grad", blocking_grad)
+        waiting = threading.Thread(target=meter.run_empty_pass, args=(explaining.device,))
         waiting.start()
         try:
             assert begun.wait(30)

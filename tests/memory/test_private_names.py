@@ -48,7 +48,7 @@ EXPECTED_NOTES = {
     "torch._C.ScriptFunction": None,
     "torch._C.ScriptList": None,
     "torch._C.ScriptDict": None,
-    "torch.autograd._get_sequence_nr": "a growing autograd graph that keeps no tensors",
+    "torch.autograd._get_sequence_nr": "a growing autograd graph without tensors is not named",
     "torch.autograd.graph._engine_run_backward": "no line of code for what a backward",
     "torch.jit._get_trace_graph": "torch.onnx may export wrong graphs",
 }
