@@ -249,7 +249,7 @@ def test_a_thread_in_which_the_meter_still_waits_is_not_who_called_a_backward_pa
         begun.set()
         end.wait(30)
 
-    def blocking_grad(*args):
+    def blocking_grad(*args, accumulate_grad):
         on_cpu = torch.ones(1, requires_grad=True)
         return grad(called_in_backward(wait).apply(on_cpu), on_cpu)
 
@@ -257,7 +257,7 @@ def test_a_thread_in_which_the_meter_still_waits_is_not_who_called_a_backward_pa
     weight = torch.ones(2**20, device=explaining.device, requires_grad=True)
     run(weight)
     with explaining.measure() as region:
-        monkeypatch.setattr(meter, "grad", blocking_grad)
+        monkeypatch.setattr(meter.torch_private, "RUN_BACKWARD", blocking_grad)
         waiting = threading.Thread(target=meter.run_empty_pass, args=(explaining.device,))
         waiting.start()
         try:

@@ -217,6 +217,15 @@ def test_what_a_thread_frees_is_no_workspace(probe, cuda):
     assert found == {0}
 
 
+def test_a_wait_does_not_import_sympy(probe, cuda, monkeypatch):
+    """The function by which torch checks the gradients of a caller would, in the user's loop."""
+    run(weight_on(cuda))
+    checked = []
+    monkeypatch.setattr(torch.autograd, "_make_grads", lambda *gradients: checked.append(gradients))
+    probe.snapshot()
+    assert checked == []
+
+
 def test_nothing_is_added_to_backward_passes_that_are_compiled(probe, cuda):
     """They run in the thread that calls them; a pass that waits would be compiled, too."""
     compiled_autograd = pytest.importorskip("torch._dynamo.compiled_autograd")

@@ -122,7 +122,12 @@ def run_empty_pass(device: torch.device) -> None:
     """Run a backward pass that allocates nothing; return when the device's thread has had it."""
     with suppress(RuntimeError, AssertionError):  # measured without it if that is not possible
         end = empty(0, device=device, requires_grad=True).view(0)
-        grad(end, end, empty(0, device=device))
+        gradient = empty(0, device=device)
+        if torch_private.RUN_BACKWARD is None:
+            grad(end, end, gradient)
+        else:  # grad() would import sympy, for half a second and into the process's figures
+            arguments = (end,), (gradient,), False, False, (end,), False
+            torch_private.RUN_BACKWARD(*arguments, accumulate_grad=False)
 
 
 class AcceleratorMeter(Meter):
