@@ -5,6 +5,7 @@ And the labels of the regions that it opens.
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, ContextDecorator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -12,8 +13,15 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.evidence import Explainer
 from pytest_cka_memory.measure.region import Region, public_names
-from pytest_cka_memory.measure.region_stack import region_stack_for
+from pytest_cka_memory.measure.region_stack import (
+    ClosedRegion,
+    RegionStack,
+    record_of,
+    region_stack_for,
+)
 from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.meters.blocks.python_objects import CompiledCensus
+from pytest_cka_memory.meters.collector import not_counted
 
 Opening = Callable[[], AbstractContextManager[Region]]
 
@@ -130,22 +138,65 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
         )
 
 
+class ReportedRegion:
+    """The region around a test that is only reported: it has no boundaries and no explanation.
+
+    Most tests of a session that reports all of them have such a region, so it does only what that
+    needs. It has to be on a device that never refuses memory, whose blocks are known.
+    """
+
+    def __init__(
+        self, stack: RegionStack, is_thorough: Callable[[], bool], before: Callable[[], None]
+    ) -> None:
+        self._stack, self._is_thorough, self._before_reading = stack, is_thorough, before
+        before()
+        self._opened = stack.open(thorough=is_thorough())
+
+    def end(self, completed: bool) -> RegionRecord:
+        """End it; return its record."""
+        try:
+            record = record_of("", self._opened, self._read_end(), timeline=())
+            return record if completed else replace(record, completed=False)
+        finally:
+            self._stack.close(self._opened)
+
+    @not_counted
+    def _read_end(self) -> ClosedRegion:
+        CompiledCensus.remember_now()  # first, as in other regions: cleaning makes objects
+        self._before_reading()
+        return self._stack.figures_at_end(self._opened, self._is_thorough())
+
+
 def begin_region(
     meter: Meter,
     explainer: Explainer,
     is_thorough: Callable[[], bool],
     also: Collection[str],
     before_reading: Callable[[], None],
-) -> Region:
+    *,
+    may_explain: bool,
+) -> Region | ReportedRegion:
     """Begin a region without a probe, a label and a context; :func:`end_region` must follow.
 
-    Each test of a session has one around all of it, which must take little time. For the arguments
-    see :class:`.MemoryProbe`.
+    Each test of a session has one around all of it, which must take little time.
+
+    Args:
+        meter: see :class:`.MemoryProbe`, as for the others.
+        explainer: see there.
+        is_thorough: see there.
+        also: see there.
+        before_reading: see there.
+        may_explain: whether `explainer` may explain a figure, or the code marks batch boundaries.
     """
-    return Region("", region_stack_for(meter), explainer, is_thorough, also, before_reading)
+    stack = region_stack_for(meter)
+    if meter.device == "cpu" and meter.knows_blocks and not (may_explain or also):
+        return ReportedRegion(stack, is_thorough, before_reading)
+    return Region("", stack, explainer, is_thorough, also, before_reading)
 
 
-def end_region(region: Region, completed: bool, error: BaseException | None) -> RegionRecord:
+def end_region(
+    region: Region | ReportedRegion, completed: bool, error: BaseException | None
+) -> RegionRecord:
     """End a region of :func:`begin_region`; return its record.
 
     Args:
@@ -153,6 +204,8 @@ def end_region(region: Region, completed: bool, error: BaseException | None) -> 
         completed: whether its code has ended without an exception.
         error: the exception otherwise.
     """
+    if isinstance(region, ReportedRegion):
+        return region.end(completed)
     region._close(completed, error=error)
     return region.record
 

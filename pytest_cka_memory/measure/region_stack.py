@@ -126,7 +126,10 @@ class RegionStack:
             self.close(region)
 
     def figures_at_end(
-        self, region: OpenRegion, thorough: bool, before_cleaning: Callable[[int], None]
+        self,
+        region: OpenRegion,
+        thorough: bool,
+        before_cleaning: Callable[[int], None] = lambda live_bytes: None,
     ) -> ClosedRegion:
         """Free what is not in use and return the figures of `region`; :meth:`close` must follow.
 
@@ -338,9 +341,9 @@ def record_of(
     closed: ClosedRegion,
     timeline: Sequence[Sample],
     *,
-    first_run_retained_bytes: int | None,
-    garbage_at_peak_bytes: int | None,
-    garbage_freed: bool,
+    first_run_retained_bytes: int | None = None,
+    garbage_at_peak_bytes: int | None = None,
+    garbage_freed: bool = False,
 ) -> RegionRecord:
     """Return the record of a region that has ended.
 

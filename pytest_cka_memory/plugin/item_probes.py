@@ -24,7 +24,7 @@ from pytest_cka_memory.core.verdicts import Limit, judge
 from pytest_cka_memory.integrations import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.measure.region_context import begin_region
+from pytest_cka_memory.measure.region_context import ReportedRegion, begin_region
 from pytest_cka_memory.meters.base import Meter, RefusalFile
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.device import meter_of
@@ -100,12 +100,13 @@ class WholeTest(ItemExplainer):
         self._in_fixtures = len(probe.records)
         self._has_begun = False
 
-    def begin(self) -> Region:
+    def begin(self) -> Region | ReportedRegion:
         """Begin the region; nothing else may reference it, because it references this."""
         also = _additions_of(self._item, self._settings, self.limits)
         region = begin_region(
             *(self._meter, self, self.is_thorough, also),
             partial(kept_tracebacks.release_in_call, self._item),
+            may_explain=bool(self.limits or self._over_runs or self._settings.explain),
         )
         self._has_begun = True
         return region

@@ -16,7 +16,7 @@ import pytest
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.measure.region_context import end_region
+from pytest_cka_memory.measure.region_context import ReportedRegion, end_region
 from pytest_cka_memory.plugin.judging import (
     CallOutcome,
     ItemJudge,
@@ -84,7 +84,7 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
     compared: Sequence[tuple[str, RegionRecord]] = ()
     judge.files.begin()
     try:
-        region: Region | None = None
+        region: Region | ReportedRegion | None = None
         try:
             region = whole.begin()
             completed = False
@@ -120,11 +120,15 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
 
 
 def _end_run(
-    weak: weakref.ref[Region], probe: MemoryProbe, in_fixtures: int, runs: int, number: int
+    weak: "weakref.ref[Region | ReportedRegion]",
+    probe: MemoryProbe,
+    in_fixtures: int,
+    runs: int,
+    number: int,
 ) -> None:
     """Note that the run `number` of a test has ended, whose whole is measured by a region."""
     region = weak()
-    assert region is not None, "it is open"
+    assert isinstance(region, Region), "it is open, and growth over the runs is judged"
     region.batch_done()
     if number < runs:  # the regions of the last run count
         probe.forget_from(in_fixtures)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -49,13 +49,15 @@ class ItemPlan:
         return self.limits
 
 
-@dataclass(frozen=True)
-class _Computed:
+class _Computed(NamedTuple):
     """A plan, and what it was computed from."""
 
     plan: ItemPlan
+    nodes: "Sequence[Node]"
+    """The test and each node around it."""
     marks: Sequence[pytest.Mark]
-    """Those of the test and of each node around it."""
+    """Those of all nodes."""
+    mark_ids: Sequence[int]
     meter: "Meter | None"
     depends_on_meter: bool
     """Whether a baseline, which has figures of one device, may set a limit."""
@@ -66,23 +68,16 @@ class _Computed:
             return False
         # Called several times for each test, so without the generator item.iter_markers(). By
         # identity, because the arguments of two markers may be tensors, which have no equality.
-        known = iter(self.marks)
-        node: Node | None = item
-        while node is not None:
-            for mark in node.own_markers:
-                if mark is not next(known, None):
-                    return False
-            node = node.parent
-        return next(known, None) is None
+        return self.mark_ids == [id(mark) for node in self.nodes for mark in node.own_markers]
 
 
-def _marks_around(item: pytest.Item) -> list[pytest.Mark]:
-    marks: list[pytest.Mark] = []
+def _with_parents(item: pytest.Item) -> "list[Node]":
+    nodes: list[Node] = []
     node: Node | None = item
     while node is not None:
-        marks += node.own_markers
+        nodes.append(node)
         node = node.parent
-    return marks
+    return nodes
 
 
 _plan_key = pytest.StashKey[_Computed]()
@@ -98,11 +93,14 @@ def plan_of(item: pytest.Item) -> ItemPlan:
     """
     computed = item.stash.get(_plan_key, None)
     if computed is None or not computed.is_current(item):
-        marks = _marks_around(item)
+        nodes = _with_parents(item)
+        marks = [mark for node in nodes for mark in node.own_markers]
         has_baseline = any(mark.name == BASELINE_MARKER for mark in marks)
         depends_on_meter = has_baseline or item.config.stash[settings_key].baseline.named
         meter = known_meter(item.config)
-        computed = _Computed(_compute(item, marks), marks, meter, depends_on_meter)
+        plan = _compute(item, marks)
+        ids = list(map(id, marks))
+        computed = _Computed(plan, nodes, marks, ids, meter, depends_on_meter)
         item.stash[_plan_key] = computed
     return computed.plan
 

@@ -225,23 +225,28 @@ def properties_of(
     names_device = bool(records and provenance_of(facts).adjective)
     has_names = names_device or any(record.label for record in records)  # not of a whole test
     change = anonymizer(root) if has_names and root is not None else str
-    figures: list[Property] = [
-        (name, number)
-        for record in records
-        for name, number in _named_figures(record, change(record.label))
-        if number is not None
-    ]
+    figures: list[Property] = []
+    for record in records:
+        figures += _named_figures(record, change(record.label))
     if figures and names_device:
         return [(f"{_PREFIX}device", change(facts["device_name"])), *figures]
     return figures
 
 
-def _named_figures(record: RegionRecord, label: str) -> Iterable[tuple[str, float | None]]:
-    """Return the figures of a region with their names, without some that are None."""
+def _named_figures(record: RegionRecord, label: str) -> Sequence[Property]:
+    """Return the figures of a region that were determined, with their names."""
     # Most regions have no additions, and each test has a region.
     if _OF_ADDITIONS.isdisjoint(vars(record)):
-        return zip(_names_in(label, _USUAL), _usual_of(record), strict=True)
-    return zip(_names_in(label, _NAMES_OF_FIGURES), _figures_of(record), strict=True)
+        return _determined(label, _USUAL, _usual_of(record))
+    return _determined(label, _NAMES_OF_FIGURES, _figures_of(record))
+
+
+@lru_cache(maxsize=16)  # most tests of a session may have the same figures: they retain nothing
+def _determined(
+    label: str, names: tuple[str, ...], values: tuple[float | None, ...]
+) -> Sequence[Property]:
+    named = zip(_names_in(label, names), values, strict=True)
+    return [(name, number) for name, number in named if number is not None]
 
 
 @lru_cache(maxsize=256)
