@@ -45,7 +45,7 @@ def unit(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests, one process for each core."""
-    session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs)
+    session.run("pytest", "-n", "auto", "--dist", "worksteal", "--slow", *session.posargs)
 
 
 @nox.session

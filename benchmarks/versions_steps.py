@@ -84,7 +84,7 @@ def gates(environment: Environment, tests: list[str] | None) -> dict[str, Any]:
 
 def suite(environment: Environment, tests: list[str] | None) -> dict[str, Any]:
     """Run all tests, or those of a trial."""
-    return environment.pytest(*IN_PARALLEL, "--durations=30", *(tests or []))
+    return environment.pytest(*IN_PARALLEL, "--slow", "--durations=30", *(tests or []))
 
 
 def without_kernel(environment: Environment, tests: list[str] | None) -> dict[str, Any]:

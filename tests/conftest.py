@@ -41,9 +41,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _OTHER_PLUGINS = ("anyio", "asyncio", "benchmark", "cov", "hypothesispytest", "randomly", "repeat")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that CI uses to run all tests."""
+    parser.addoption(
+        "--slow",
+        action="store_true",
+        help="run also the tests that take seconds each; those in a named file or folder run anyway",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let inner sessions in this process search less of each plugin."""
     listed_plugins.list_hooks_and_fixtures(config.pluginmanager)
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker gets the option of its controller
+        config.option.slow |= config.args_source is pytest.Config.ArgsSource.ARGS
 
 
 @pytest.fixture(scope="module")
@@ -344,12 +355,15 @@ def _counts_natively() -> bool:
     return importlib.util.find_spec("pytest_cka_memory.meters.blocks._counter") is not None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that this machine or torch version cannot run, and state the reason."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip tests that are not to run, or that this machine or torch version cannot run, and state
+    the reason.
+    """
     for item in items:
         if item.get_closest_marker("emulates") is not None and isinstance(item, pytest.Function):
             item.fixturenames.insert(0, "emulation")
     for marker, is_supported, reason in (
+        ("slow", lambda: config.option.slow, "takes seconds; pytest --slow runs it, as CI does"),
         ("gpu", _has_accelerator, "requires an accelerator; torch found none"),
         ("native", _counts_natively, "requires the native counter; it was not compiled here"),
         ("sources", _has_sources, "requires the sources; only the tests are here"),
