@@ -29,6 +29,8 @@ class Environment(NamedTuple):
 
     venv: Path
     root: Path
+    runs_slow: bool = True
+    """Whether the tests that take seconds each run."""
 
     @property
     def python(self) -> str:
@@ -84,7 +86,8 @@ def gates(environment: Environment, tests: list[str] | None) -> dict[str, Any]:
 
 def suite(environment: Environment, tests: list[str] | None) -> dict[str, Any]:
     """Run all tests, or those of a trial."""
-    return environment.pytest(*IN_PARALLEL, "--slow", "--durations=30", *(tests or []))
+    slow = ["--slow"] if environment.runs_slow else []
+    return environment.pytest(*IN_PARALLEL, *slow, "--durations=30", *(tests or []))
 
 
 def without_kernel(environment: Environment, tests: list[str] | None) -> dict[str, Any]:

@@ -46,15 +46,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow",
         action="store_true",
-        help="run also the tests that take seconds each; those in a named file or folder run anyway",
+        help="run the tests that take seconds each, too; a file or folder that is named runs all",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let inner sessions in this process search less of each plugin."""
     listed_plugins.list_hooks_and_fixtures(config.pluginmanager)
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker gets the option of its controller
-        config.option.slow |= config.args_source is pytest.Config.ArgsSource.ARGS
+    config.option.slow |= config.args_source is pytest.Config.ArgsSource.ARGS  # a file or folder
 
 
 @pytest.fixture(scope="module")
