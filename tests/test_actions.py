@@ -163,6 +163,7 @@ def test_unknown_device_fails_the_gate(gate, python):
     assert "unknown device 'nothing'" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "tolerance", "status"),
     [(2**19, "", 0), (2**19 + 2**15, "", 1), (2**19 + 2**15, "10%", 0)],

@@ -29,6 +29,7 @@ def test_the_plugin_imports_no_torch(module: str) -> None:
     assert not loaded_by(f"import {module}") & {"torch", "numpy", "cka"}
 
 
+@pytest.mark.slow
 def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
     """A session that measures nothing imports only what declares
     options, markers, hooks, fixture.
@@ -95,6 +96,7 @@ def test_emulated_device_imports_neither_the_plugin_nor_torch() -> None:
         assert not loaded_by(f"import {module}") & unwanted
 
 
+@pytest.mark.slow
 def test_cka_imports_neither_the_plugin_nor_plotting() -> None:
     """The library stands on its own: importing it imports neither
     the plugin nor plotting packages.

@@ -279,6 +279,7 @@ def private_names(source: str, strings: Collection[str] = ()) -> Iterator[str]:
         yield from filter(is_private, used)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PRIVATE_HOMES)
 def test_private_names_of_torch_are_used_in_few_modules(package: str) -> None:
     """Private names of torch are looked up in few modules, where each of them may be missing."""

@@ -48,6 +48,7 @@ def loops_that_hold_a_lock(package: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
 def test_no_loop_runs_while_its_frame_holds_a_lock(package: str) -> None:
     """A loop that runs under a lock belongs in a function that the locked block calls."""

@@ -37,6 +37,7 @@ def execute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
     return execute
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
 def test_notebook_shows_that_the_bundled_library_retains_nothing(monkeypatch, execute) -> None:
     """Run with 8 images, the notebook prints 0.00 MB for every row of the bundled library."""
@@ -62,6 +63,7 @@ region.retained
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
 def test_notebook_shows_what_a_region_retains_as_a_table(execute) -> None:
     """A region in a notebook is shown as a table with the cell, its code and the advice."""

@@ -34,6 +34,7 @@ def unguarded(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
 def test_calls_of_posix_systems_are_guarded(package):
     """Each is used only in a function that asks whether this system has it.

@@ -208,6 +208,7 @@ def test_segments_are_moved_with_all_that_is_in_them(recorded: ModuleType, tmp_p
     assert list(device.addresses) == [base + 2 * MB, base, base + 2 * MB + 512, base]
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 def test_program_runs_until_the_recording_that_is_wanted(tmp_path: Path) -> None:
     """The second recording is kept, weights get no values, and the rest does not run."""

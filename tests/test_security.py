@@ -76,6 +76,7 @@ def named_in(tree: ast.AST) -> set[str]:
     return names | {name.partition(".")[0] for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_ranks_exchange_no_objects(package: str) -> None:
     """Ranks exchange tensors, and JSON in a store, but no pickled objects."""
@@ -117,6 +118,7 @@ def test_no_module_evaluates_text_or_unpickles(package: str) -> None:
     assert {name: used for name, used in found.items() if used} == ADMITTED.get(package, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_no_module_starts_a_shell(package: str) -> None:
     """No module starts a shell: processes are started with a list of arguments."""

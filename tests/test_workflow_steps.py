@@ -65,6 +65,7 @@ def _filled(text, values):
     return re.sub(r"\$\{\{ ([\w.]+) \}\}", lambda found: str(values.get(found[1], "")), str(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("job", "step", "line"), [*_steps()])
 def test_step_runs_in_a_fresh_clone(clone, tmp_path, job, step, line):
     """The script ends with status 0, and calls pytest with options that the plugin has."""

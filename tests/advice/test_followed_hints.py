@@ -130,6 +130,7 @@ def cases(device: str) -> Iterator[object]:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "row"), [*cases(CPU), *cases(TENSORS), *cases(CARD)])
 def test_hint_is_printed_and_following_it_repairs_the_program(outcomes, device, row):
     """The program breaks its limit and prints the hint; edited as the hint says, it passes."""
@@ -213,6 +214,7 @@ def test_step(request, cka_memory):
 """
 
 
+@pytest.mark.slow
 def test_plugin_that_keeps_an_exception_is_left_out_as_advised(pytester, monkeypatch):
     """The hint names the attribute in which a plugin keeps an exception; without it all is well."""
     pytester.makepyfile(keeping=KEEPING, test_it=KEPT)

@@ -76,6 +76,7 @@ def messages(call):
     return [(one.filename, str(one.message)) for one in found if one.category is CKAWarning]
 
 
+@pytest.mark.slow
 def test_comparison_of_large_batches_says_what_would_halve_its_time():
     """A model without arithmetic spends its time in Gram matrices; the caller's line is named."""
     batches = batches_of(*[1500] * 3, features=(4096,))

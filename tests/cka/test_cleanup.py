@@ -241,6 +241,7 @@ def test_autocast_applies_to_the_model_but_not_to_gram_matrices():
     torch.testing.assert_close(result.matrix.diagonal(), torch.ones(3))
 
 
+@pytest.mark.slow
 def test_wrapped_model_gives_the_result_of_the_network_inside():
     """A model in DataParallel, torch.compile or both gives the result of the network inside."""
     model, data = mlp(), batches_of(8)

@@ -224,6 +224,7 @@ class OfEachDataSet(torch.nn.Module):
             self.then(self.first(data_set))
 
 
+@pytest.mark.slow
 def test_interval_has_the_share_of_true_values_that_it_states():
     """In 100 data sets, about 95 intervals have the CKA of a very large one."""
     model = OfEachDataSet()

@@ -151,6 +151,7 @@ def assert_equals(result: CKAResult, rows: dict, columns: dict) -> None:
     assert (result.matrix - expected).abs().max() < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_bert_and_bert_are_compared_by_their_real_tokens(pooling):
     """The number of the pad token does not change CKA of BERT with BERT."""
@@ -209,6 +210,7 @@ def test_t5_is_compared_by_the_tokens_of_its_encoder_and_its_decoder(decoder_tok
     assert_equals(result, found, found)
 
 
+@pytest.mark.slow
 def test_vision_transformer_and_resnet_are_compared_without_masks():
     """A vision transformer has one token more than patches, and nothing in it is masked."""
     torch.manual_seed(0)

@@ -49,6 +49,7 @@ def test_resnet18_is_within_a_millionth_of_float64(scale, offset):
     assert (result.matrix.double() - expected).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_large_images_are_within_a_millionth_of_float64():
     """With 802,816 features per image, CKA is within 1e-6; a single float32 sum was 3e-6 off."""
     first = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]

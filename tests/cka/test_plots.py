@@ -48,6 +48,7 @@ def assert_readable(axis):
     return [label.get_text() for label in drawn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns"), [(3, 2), (66, 150)])
 def test_every_layer_is_labelled_and_no_labels_overlap(rows, columns):
     """A new figure is large enough that every layer has a label and none overlap, also with 150."""
@@ -59,6 +60,7 @@ def test_every_layer_is_labelled_and_no_labels_overlap(rows, columns):
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("ours", "theirs")
 
 
+@pytest.mark.slow
 def test_many_layers_are_drawn_once_with_every_second_name(tmp_path):
     """The place of a large heat map is computed, so that no layout draws all labels once more."""
     axes = made_up(300, 120).plot()
@@ -110,6 +112,7 @@ def test_strokes_are_seen_on_dark_and_on_light_cells():
     assert [colour[:3].sum() for colour in found.get_colors()] == [3, 0]
 
 
+@pytest.mark.slow
 def test_small_axes_label_some_of_the_layers():
     """On small axes some layers are labelled, and more of them if a part of the matrix is shown."""
     result = made_up(150, 20)
@@ -124,6 +127,7 @@ def test_small_axes_label_some_of_the_layers():
     assert assert_readable(axes.yaxis) == result.model1_layers[10:30]
 
 
+@pytest.mark.slow
 def test_results_side_by_side_have_one_colour_scale():
     """Results side by side share one colour bar, from the lowest value of all to 1."""
     results = CKAResults(
@@ -147,6 +151,7 @@ def test_results_side_by_side_have_one_colour_scale():
         assert bool(assert_readable(panel.yaxis)) == (panel is panels[0])
 
 
+@pytest.mark.slow
 def test_panels_with_different_rows_are_all_labelled():
     """Five results are in two rows of panels, which are all labelled."""
     results = {f"epoch {number}": made_up(4 + number % 2, 3, seed=number) for number in range(5)}
@@ -181,6 +186,7 @@ def test_difference_of_different_layers_is_an_error():
         made_up(6, 4).plot_difference(turned)
 
 
+@pytest.mark.slow
 def test_best_matches_are_a_line_with_the_names_of_layers_and_matches():
     """Best matches are drawn with rows below and matches above; a row of NaN has no point."""
     result = made_up(66, 70)
@@ -215,6 +221,7 @@ def test_no_results_are_an_error():
             plot()
 
 
+@pytest.mark.slow
 def test_save_path_writes_a_file_and_leaves_no_open_figure(tmp_path):
     """A figure that is shown stays open until it is closed; one that is saved does not."""
     one = made_up(3, 4)
@@ -232,6 +239,7 @@ def test_save_path_writes_a_file_and_leaves_no_open_figure(tmp_path):
     assert len(plt.get_fignums()) == 1
 
 
+@pytest.mark.slow
 def test_heat_map_computes_a_colour_for_each_cell_and_not_for_each_pixel(tmp_path):
     """A file of 300 layers has 9 million pixels, but 90,000 cells; colours are those of cells."""
     result = made_up(300, 300)

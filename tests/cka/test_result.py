@@ -84,6 +84,7 @@ def test_error_for_a_missing_extra_gives_the_pip_command(result, monkeypatch, me
         getattr(result, method)()
 
 
+@pytest.mark.slow
 def test_importing_cka_does_not_import_optional_packages(run_python):
     """Importing cka imports no optional packages, nor the plugin, nor torch's compiler."""
     code = (

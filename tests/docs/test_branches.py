@@ -113,6 +113,7 @@ def runner(
     return runner
 
 
+@pytest.mark.slow
 def test_steps_fail_the_pull_request_that_needs_more_memory_and_no_other(
     runner: Runner, request: pytest.FixtureRequest
 ) -> None:
@@ -137,6 +138,7 @@ def test_steps_fail_the_pull_request_that_needs_more_memory_and_no_other(
     assert Path(file).read_text("utf-8") == f"### {table}"
 
 
+@pytest.mark.slow
 def test_comparison_without_a_report_of_the_base_branch_fails_with_status_2(
     runner: Runner,
 ) -> None:

@@ -31,6 +31,7 @@ def _pages_to_run() -> Iterator[ParameterSet]:
             yield pytest.param(page, id=name_of(page), marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [*_pages_to_run()])
 def test_page_runs_and_prints_what_it_shows(
     page: Path, session: Session, request: pytest.FixtureRequest

@@ -15,6 +15,7 @@ FILES = {
 ON_A_CARD = [pytest.mark.emulates]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "correct", "mistaken"),
     [

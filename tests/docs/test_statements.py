@@ -31,6 +31,7 @@ def text(page: Path) -> str:
     return " ".join(prose(page).split())
 
 
+@pytest.mark.slow
 def test_markers_that_take_no_scope_are_the_ones_that_the_page_names(
     pytester: pytest.Pytester,
 ) -> None:

@@ -16,6 +16,7 @@ print("all ran")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True], ids=["before torch", "after torch"])
 @pytest.mark.parametrize("card", ["rtx4090", "l40", "h100"])
 def test_kernels_that_cub_launches_run_on_each_card(python, card, is_late):

@@ -62,6 +62,7 @@ def lines(run) -> list[str]:
     return [line[len(start) :] for line in run.stderr.splitlines() if line.startswith(start)]
 
 
+@pytest.mark.slow
 def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_path):
     """Every process of a script that used a device has a line; the exit status is the script's."""
     report = tmp_path / "used.json"
@@ -210,6 +211,7 @@ raise ValueError("stops early")
 EARLY = "ended early ({}); it fitted until then, but the rest of the program did not run"
 
 
+@pytest.mark.slow
 def test_process_that_ends_early_is_not_said_to_fit(emulated, tmp_path):
     """The line says what ended a process, up to which peak; nothing stays in the temporary folder.
 
@@ -329,6 +331,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_ranks_are_named_and_sorted(python, tmp_path):
     """Lines of ranks have their numbers and are sorted; ``torchrun`` runs like any other module.
 
@@ -379,6 +382,7 @@ print(sitecustomize.__file__, torch.cuda.get_device_name())
 """
 
 
+@pytest.mark.slow
 def test_sitecustomize_of_the_user_still_runs_and_the_program_may_load_another_card(
     emulated, tmp_path
 ):

@@ -190,6 +190,7 @@ graph.debug_dump(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.skipif(find_spec("cuda") is None, reason="cuda.bindings is not installed")
 def test_debug_dump_has_a_node_for_each_piece_of_work(python, tmp_path):
@@ -253,6 +254,7 @@ print(torch.nn.Conv2d(3, 8, 3).cuda()(torch.ones(2, 3, 8, 8, device="cuda")).sha
 """
 
 
+@pytest.mark.slow
 def test_cudnn_finds_all_functions_that_it_looks_up(python):
     """With cuDNN's benchmark mode nothing is printed: cuDNN prints each function it misses."""
     run = python("-c", BENCHMARK, forked=True)

@@ -13,6 +13,7 @@ CUBLAS, LT = 8_519_680, 2**20
 WORKSPACES = {0, CUBLAS, CUBLAS + LT, 2 * CUBLAS, 2 * CUBLAS + LT}
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("values", ["on", "off"])
 def test_first_use_of_a_feature_retains_nothing(python, values):

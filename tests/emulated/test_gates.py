@@ -24,6 +24,7 @@ def pytest_unconfigure():
 """A plugin that prints its process's peak. What the parent could read includes its own memory."""
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 def test_gates_pass_with_the_peaks_of_an_a100(python, tmp_path, capsys):
     """The gates pass with the peaks of an A100 for every size, labelled as emulated, in 4 GB."""

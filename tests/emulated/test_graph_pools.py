@@ -28,6 +28,7 @@ def test_memory_without_a_tensor(cka_memory):
 """
 
 
+@pytest.mark.slow
 def test_failures_name_the_graph_whose_pool_holds_the_memory(python, tmp_path):
     """A broken limit on the reserve, or on what no tensor owns, names the line of the capture."""
     (tmp_path / "test_graphs.py").write_text(TESTS)

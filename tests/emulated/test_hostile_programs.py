@@ -23,6 +23,7 @@ def test_there_are_a_hundred_programs() -> None:
     assert len(set(NAMES)) == len(NAMES) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_program_gets_an_error_or_a_right_result(outcomes, name) -> None:
     """It raises where the CPU does, or has its result; the device can be used afterwards."""

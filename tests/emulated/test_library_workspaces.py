@@ -90,6 +90,7 @@ def asked(python):
     return json.loads(lines[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("case", EXPECTED)
 def test_workspaces_are_those_of_the_card(asked, case):

@@ -92,6 +92,7 @@ print(token.item())
 """
 
 
+@pytest.mark.slow
 def test_only_the_first_call_waits_for_a_rank_that_does_not_come(nccl):
     """The calls behind one that has waited for 3 seconds return at once, as on a card."""
     runs = nccl(f"import time\n{LATE}")
@@ -182,6 +183,7 @@ print(x.tolist())
 """
 
 
+@pytest.mark.slow
 def test_nan_check_of_torch_finds_what_would_be_sent(python, tmp_path):
     """The kernel that looks for NaN runs for each type that has NaN, and makes no value unknown."""
     settings = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_USE_NCCL2": "0"}
@@ -346,6 +348,7 @@ CLASSIC = {
 HAS_SHRINK = hasattr(torch.distributed, "shrink_group")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_SHRINK, reason="this version of torch cannot shrink process groups")
 def test_communicator_whose_rank_has_ended_can_be_shrunk(nccl):
     """The ranks that are left abort what waits for the ended rank, and go on without it."""

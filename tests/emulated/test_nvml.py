@@ -181,6 +181,7 @@ def said(python, tmp_path_factory):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 def test_nvml_is_found_before_torch_is_imported(said):
     """A program that asks for the library by its name has the device, and does not need torch."""
     assert said["torch"] is False
@@ -252,6 +253,7 @@ print(f"uses {used / 2**20:12.3f} MB" in torch.cuda.list_gpu_processes())
 """
 
 
+@pytest.mark.slow
 def test_torch_reports_the_state_of_the_card(python, tmp_path):
     """What torch asks NVML by pynvml, which is imported before torch, are numbers."""
     pytest.importorskip("pynvml")

@@ -44,6 +44,7 @@ def test_expandable_segments_map_and_unmap_memory(python):
     assert run.stdout.strip() == f"native {expected}", run.stderr
 
 
+@pytest.mark.slow
 def test_asynchronous_allocations_come_from_the_devices_pool(python):
     """The pool of ``cudaMallocAsync`` grows by chunks of 32 MB, and is trimmed to what is used."""
     # Torch reads which allocator to use when it is imported.
@@ -85,6 +86,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes_have_the_device_and_forked_ones_are_refused_by_torch(python, tmp_path):
     """A spawned process loads the device before its main module, and computes values.
 
@@ -137,6 +139,7 @@ print(program(rows).shape, torch.cuda.max_memory_allocated() < 2 * rows.nbytes)
 """
 
 
+@pytest.mark.slow
 def test_compiled_code_launches_triton_kernels(python, tmp_path):
     """Triton links against the driver in a folder that has the names of the driver.
 
@@ -214,6 +217,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_process_that_ends_right_after_a_backward_pass_does_not_abort(python):
     """Processes end cleanly although a backward thread still holds Python objects.
 

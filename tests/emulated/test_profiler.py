@@ -56,6 +56,7 @@ def profiled(run):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_kernels_and_copies_of_the_device_are_events(profiled):
     """Each kernel and copy is an event of the device, in order, with a time that is not zero."""
     names = profiled["device"]

@@ -125,6 +125,7 @@ def _trials(python: Run, folder: str, devices: int, *names: list[str]) -> dict[s
     return found
 
 
+@pytest.mark.slow
 def test_sharded_program_needs_on_each_of_two_ranks_what_was_tried_in_one_process(
     python: Run, nccl: Callable[..., list[subprocess.CompletedProcess[str]]], tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_sharded_program_needs_on_each_of_two_ranks_what_was_tried_in_one_proces
     assert found["base"] > peaks[0] > peaks[1]
 
 
+@pytest.mark.slow
 def test_sharded_copy_is_proven_on_as_many_ranks(
     python: Run,
     tmp_path: Path,

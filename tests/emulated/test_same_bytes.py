@@ -13,6 +13,7 @@ print(json.dumps(measure(sys.argv[1])))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 def test_programs_need_the_same_bytes_with_and_without_values(python):
     """The programs in ``small_programs.py`` have the same five figures with and without values."""

@@ -37,6 +37,7 @@ for name in ("emulate:cuda:h100", "emulate:cuda:t4,devices=2", "emulate:cuda:t1"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("start", [EARLY, LATE], ids=["before-torch", "after-torch"])
 def test_script_measures_the_emulated_device(python, start):
@@ -85,6 +86,7 @@ except DeviceError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("forked", [False, True], ids=["before-torch", "after-torch"])
 def test_device_that_the_environment_hides_is_refused(python, forked):
@@ -118,6 +120,7 @@ def test_environment_in_which_torch_counts_nothing_is_refused(python, variable, 
     assert message in python("-c", UNMEASURABLE, forked=True, **{variable: value}).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
 def test_notebook_measures_the_emulated_device(monkeypatch, tmp_path):

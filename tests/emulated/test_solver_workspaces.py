@@ -109,6 +109,7 @@ def asked(python):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_decompositions_ask_for_what_they_do_on_the_card(recorded, asked, case):

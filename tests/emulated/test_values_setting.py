@@ -164,6 +164,7 @@ print(*(note for note in probe.meter.notes if "values" in note), sep="\\n")
 """
 
 
+@pytest.mark.slow
 def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
     """Without computed values a torch version emulates memory only; the notes say why.
 
@@ -218,6 +219,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_wrapped_traced_and_scripted_models_compute_values(python):
     """Models over gloo, traced by ``torch.compile``, or scripted compute values."""
     run = python("-c", GLOO, forked=True)
@@ -318,6 +320,7 @@ for make in (
 """
 
 
+@pytest.mark.slow
 def test_training_has_the_losses_of_the_cpu(python):
     """ResNet-18, a transformer and an LSTM have the losses of the CPU over 20 steps."""
     run = python("-c", TRAINING, forked=True)

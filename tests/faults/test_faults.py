@@ -61,6 +61,7 @@ def figures(region, *names):
     return [region[name] for name in names]
 
 
+@pytest.mark.slow
 def test_session_runs_to_its_end(session):
     """A session with faulty tests runs to its end, without an internal error or a missing test."""
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.text

@@ -5,6 +5,7 @@ import tracemalloc
 from pathlib import Path
 
 import forked_processes
+import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
@@ -42,6 +43,7 @@ def objects_kept(regions: int, meter: Meter | None = None) -> int:
     return objects() - before
 
 
+@pytest.mark.slow
 def test_regions_keep_no_objects() -> None:
     """Neither the probe nor the state that all probes share keeps an object of a region."""
     assert objects_kept(REGIONS, ScriptedMeter()) < REGIONS // 10
@@ -65,6 +67,7 @@ print(objects_kept({regions}))
     assert int(done.stdout or regions) < regions // 10, done.stderr
 
 
+@pytest.mark.slow
 def test_regions_keep_no_memory() -> None:
     """Regions keep no numbers, strings or bytes either, which the
     garbage collector does not track.

@@ -7,6 +7,7 @@ from cka import CKA
 BATCH_COUNTS = (1, 2, 4, 8, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.zero_retention
 def test_retention_does_not_depend_on_the_number_of_batches(cka_memory, make_model, loader):
     """For every number of batches a comparison of a new model retains nothing."""

@@ -11,6 +11,7 @@ MODELS = 3
 DISTINCT_OUTPUTS = 59  # of 75 calls; the others return a tensor that was already measured
 
 
+@pytest.mark.slow
 @pytest.mark.zero_retention
 def test_peak_of_many_models_is_a_forward_pass_and_gram_matrices(cka_memory, make_model, loader):
     """The peak is that of a forward pass and the Gram matrices of all compared models, or of two.
@@ -40,6 +41,7 @@ def test_peak_of_many_models_is_a_forward_pass_and_gram_matrices(cka_memory, mak
         assert comparison.peak_increase_bytes <= without_grams + grams
 
 
+@pytest.mark.slow
 @pytest.mark.zero_retention
 @pytest.mark.flat_per_batch
 def test_memory_of_many_models_does_not_grow(cka_memory, make_model, loader, many_batches):

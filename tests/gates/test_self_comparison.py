@@ -16,6 +16,7 @@ def batch_size(request, cka_memory):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.zero_retention
 def test_compare_retains_no_memory(cka_memory, make_model, loader, batch_size):
     """Once the result is freed, every byte that `compare` allocated is freed."""
@@ -27,6 +28,7 @@ def test_compare_retains_no_memory(cka_memory, make_model, loader, batch_size):
         cka.compare(region.batches(images), progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.zero_retention
 @pytest.mark.flat_per_batch
 def test_memory_does_not_grow_from_batch_to_batch(cka_memory, make_model, loader, many_batches):
@@ -39,6 +41,7 @@ def test_memory_does_not_grow_from_batch_to_batch(cka_memory, make_model, loader
         cka.compare(region.batches(images), progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.zero_retention
 def test_peak_of_self_comparison_is_that_of_the_forward_pass(cka_memory, make_model, loader):
     """Comparing 75 layers needs at most 5 % more memory than a forward pass.
@@ -65,6 +68,7 @@ def test_peak_of_self_comparison_is_that_of_the_forward_pass(cka_memory, make_mo
     assert comparison.peak_increase_bytes <= allowed
 
 
+@pytest.mark.slow
 def test_only_the_result_is_retained(cka_memory, make_model, loader):
     """Retained bytes are those of the result's tensors on the device; none on an accelerator."""
     model, images = make_model(), loader(64, 1)
@@ -77,6 +81,7 @@ def test_only_the_result_is_retained(cka_memory, make_model, loader):
     assert region.retained_bytes == sum(value.untyped_storage().nbytes() for value in on_device)
 
 
+@pytest.mark.slow
 def test_resamples_take_little_memory_beside_the_comparison(cka_memory, make_model, loader):
     """With 200 resamples the peak is at most 5 % of a forward pass above that without them."""
     model, images = make_model(), loader(64, 2)

@@ -15,6 +15,7 @@ def resnet34_cifar() -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.zero_retention
 @pytest.mark.flat_per_batch
 @pytest.mark.max_peak_mb(96)

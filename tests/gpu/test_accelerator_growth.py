@@ -37,6 +37,7 @@ def test_growth_of_random_loops_is_true_to_the_byte(probe):
     check_random_loops(probe, str(probe.device), range(36))
 
 
+@pytest.mark.slow
 def test_graph_that_only_c_code_references_is_named(probe):
     """While sum() runs over the losses of micro-batches, their graphs are one group per line."""
     model = torch.nn.Linear(64, 64).to(probe.device)
@@ -49,6 +50,7 @@ def test_graph_that_only_c_code_references_is_named(probe):
     assert "if backward() is called on the sum" in largest.hint
 
 
+@pytest.mark.slow
 def test_graph_of_which_only_nodes_grow_is_named(probe):
     """A sum of losses after their backward passes keeps nodes of C++, and no byte of the device."""
     pytest.importorskip("psutil")

@@ -45,6 +45,7 @@ def periodic(region: Region, every: int, batches: int, small: bool) -> None:
             kept[number] = torch.ones(MB // 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [False, True], ids=["alone", "beside-losses"])
 @pytest.mark.parametrize(("every", "batches"), [(1, 10), (3, 20), (4, 24), (7, 60), (10, 200)])
 def test_what_each_kth_batch_keeps_is_named_beside_a_number_per_batch(
@@ -71,6 +72,7 @@ def listed(region: Region) -> None:
         losses.append(loss)
 
 
+@pytest.mark.slow
 def test_the_last_of_a_list_counts_although_a_variable_has_it() -> None:
     """What is found at a variable was made at the same line as the rest of the list."""
     with MemoryProbe("cpu", explainer=Judged()).measure() as region:
@@ -88,6 +90,7 @@ def filled_cache(region: Region) -> None:
         losses.append(batch.mean())
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_full_explains_no_growth() -> None:
     """What grew only before the batches that are judged is not named."""
     (found,) = measured(filled_cache).record.grown
@@ -105,6 +108,7 @@ def hook_loops(region: Region) -> None:
         layer.zero_grad()
 
 
+@pytest.mark.slow
 def test_loops_without_a_name_are_one_group() -> None:
     """Loops that each batch makes differ in the numbers of their hooks only."""
     first, *_ = measured(hook_loops).record.grown
@@ -120,6 +124,7 @@ def nothing_kept(region: Region) -> None:
         state = torch.cat([state, torch.zeros(1000)])
 
 
+@pytest.mark.slow
 def test_a_replaced_tensor_says_so_and_how_much_it_explains() -> None:
     """A tensor that is rebuilt larger explains the whole growth."""
     (found,) = measured(nothing_kept).record.grown

@@ -101,6 +101,7 @@ def growth(step: Any) -> tuple[tuple[Holding, ...], str]:
     return region.record.grown, text
 
 
+@pytest.mark.slow
 def test_losses_are_told_from_other_tensors_that_grow() -> None:
     """Only tensors with one element can be losses; for others that grow, the list is named."""
     dataset = KEEP.append(CachedDataset()) or KEEP[0]
@@ -186,6 +187,7 @@ class Attention(nn.Module):
         self.keys.append(key)
 
 
+@pytest.mark.slow
 def test_list_of_a_module_that_grows_is_named_and_not_the_module() -> None:
     """If a list in a module grows, the list is named; deleting the module's variable would not
     help.
@@ -215,6 +217,7 @@ def optimizer_that_has_stepped() -> torch.optim.Optimizer:
     return optimizer
 
 
+@pytest.mark.slow
 def test_list_that_keeps_old_optimizers_is_named() -> None:
     """A list of old optimizers is named, because neither an early step nor zero_grad() helps."""
     grown, _ = growth(lambda _: KEEP.append(optimizer_that_has_stepped()))
@@ -298,6 +301,7 @@ SUMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SUMS)
 def test_graph_that_only_c_code_references_is_named_by_the_line_that_makes_it(kind: str) -> None:
     """While ``sum`` runs, its value has no name; the graph of all batches is one group per line.
@@ -336,6 +340,7 @@ def test_a_part_of_a_larger_storage_wants_a_clone() -> None:
     assert set(found.values()) == {None}
 
 
+@pytest.mark.slow
 def test_attributes_that_are_only_named_like_those_of_torch_have_no_hint() -> None:
     """A user's attribute such as ``grad`` or ``_my_hooks`` gets no advice meant for torch's own."""
     stats, module, values = Namespace(), nn.Module(), torch.ones(1)
@@ -376,6 +381,7 @@ def test_exception_kept_by_a_plugin_names_the_attribute_of_the_test(
     del request.node._kept_by_a_plugin
 
 
+@pytest.mark.slow
 def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_they_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

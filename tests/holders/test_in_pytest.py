@@ -122,6 +122,7 @@ def test_clean_tests_retain_nothing_in_a_session(regions) -> None:
     assert {r["retained_bytes"] for name, r in found.items() if name != "test_that_fails"} == {0}
 
 
+@pytest.mark.slow
 def test_leaks_through_fixtures_and_pytest_name_their_holder(regions) -> None:
     """The path of a tensor that a fixture holds starts at the fixture."""
     found = regions(LEAKS, failed=len(HOLDERS))

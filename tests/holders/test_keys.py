@@ -122,6 +122,7 @@ NOWHERE = 1
 CACHE = "cache_enabled=False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recorded", "options", "expected"),
     [

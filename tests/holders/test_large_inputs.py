@@ -82,6 +82,7 @@ class TestLargeInputs:
             end.set()
             thread.join()
 
+    @pytest.mark.slow
     @pytest.mark.native
     def test_five_hundred_thousand_objects_are_searched(
         self, capsys: pytest.CaptureFixture[str]

@@ -42,12 +42,14 @@ def check(maker: Maker, probe: MemoryProbe, folder: Path) -> None:
     assert (region.retained[0].dtype, region.retained[0].shape) != ("uint8", (1000,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", NATIVE)
 def test_every_maker_is_named_by_its_line(maker: Maker, tmp_path: Path) -> None:
     """All storages that a call makes have its line, and an expression that leads to them."""
     check(maker, MemoryProbe("cpu"), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", BY_STORAGES)
 def test_makers_are_named_where_storages_are_counted_from_python(
     maker: Maker, tmp_path: Path

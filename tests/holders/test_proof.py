@@ -136,6 +136,7 @@ def test_class_with_an_instance_is_not_said_to_be_the_same_object() -> None:
     del net
 
 
+@pytest.mark.slow
 def test_object_that_references_itself_is_freed_by_del() -> None:
     """A reference cycle is no other name, so the advice to delete the variable stays."""
     with MemoryProbe("cpu").measure() as region:
@@ -161,6 +162,7 @@ def with_a_grad(x: torch.Tensor) -> None:
     KEEP.append(weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [with_view, with_a_graph, with_a_grad])
 def test_nothing_is_claimed_if_c_code_uses_the_storage(
     keep: Callable[[torch.Tensor], None],

@@ -23,6 +23,7 @@ class ExplainsGrowth:
         return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.loop.__name__)
 def test_a_state_that_is_computed_from_itself_is_named_with_its_line(state: State) -> None:
     """The variable is named, with the code that makes its new value, and advice that fits."""

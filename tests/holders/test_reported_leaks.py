@@ -8,6 +8,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_children")
 def test_every_reported_leak_is_found_and_repaired_by_an_edit_that_the_message_advises(
     monkeypatch: pytest.MonkeyPatch,

@@ -206,6 +206,7 @@ class TestNoUserCodeRuns:
         monkeypatch.setitem(sys.modules, "planted_refusing", refusing_objects.Refusing(None))  # type: ignore[arg-type]
         leaking(lambda x: [x])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("folder", "held_by"),
         [

@@ -402,6 +402,7 @@ def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
     assert "\x1b" not in error
 
 
+@pytest.mark.slow
 def test_closed_output_pipe_is_not_an_error(write):
     """A reader that closes the pipe early, as ``show r.json | head`` does, causes no error."""
     path = write("r", [broken(f"t.py::test_{n}") for n in range(2_000)])

@@ -47,6 +47,7 @@ def test_code_compiled_before_a_region_stays_compiled_in_it(cpu: MemoryProbe) ->
     assert region.retained_bytes == 400
 
 
+@pytest.mark.slow
 def test_compiled_training_step_retains_the_gradient(cpu: MemoryProbe) -> None:
     """AOTAutograd compiles forward and backward; such a step retains its gradient."""
     x = torch.ones(100, requires_grad=True)
@@ -78,6 +79,7 @@ def test_kept_outputs_of_compiled_code_are_growth(cpu: MemoryProbe, backend: str
     assert _leak(cpu, compiled) == (400.0, 2000)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: no g++")
 def test_kept_outputs_of_inductor_code_are_growth(cpu: MemoryProbe) -> None:
     """Inductor returns outputs without calling an operator; if they are kept, they are growth."""

@@ -231,6 +231,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_regions_have_the_same_figures_with_the_faster_search():
     """Regions have the same figures with the faster search as without it."""
     environment = {**os.environ, "CKA_MEMORY_NATIVE": "0"}

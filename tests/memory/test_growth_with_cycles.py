@@ -154,6 +154,7 @@ def test_growth_of_loops_that_were_wrong_is_true(
         check_random_loops(cpu, "cpu", (first, first + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("are_older", [False, True])
 def test_growth_beside_owners_that_are_dropped_when_nothing_is_allocated_is_true(
     cpu: MemoryProbe, is_native: bool, are_older: bool
@@ -162,6 +163,7 @@ def test_growth_beside_owners_that_are_dropped_when_nothing_is_allocated_is_true
     check_random_loops(cpu, "cpu", range(36 if is_native else 2), OWNERS, are_older=are_older)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [(), OWNERS], ids=["alone", "beside others"])
 def test_growth_beside_views_of_what_is_kept_longer_is_true(
     cpu: MemoryProbe, is_native: bool, others: tuple[type[Part], ...]

@@ -63,6 +63,7 @@ def moved(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_failure_shows_only_the_users_frames(
     run_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, moved: Path
@@ -97,6 +98,7 @@ def test_packages_beside_torch_belong_to_its_distribution() -> None:
     assert not places.is_foreign(str(folder / "torchvision" / "ops.py"))
 
 
+@pytest.mark.slow
 def test_generated_file_names_do_not_fill_memory() -> None:
     """Code compiled at run time has new file names each time, which must not fill memory."""
     for number in range(20_000):

@@ -87,6 +87,7 @@ def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_objects")
 def test_an_exception_at_any_line_leaves_nothing_after_the_next_region(
     patching_meter: Meter, interrupted: Callable[..., bool]
@@ -135,6 +136,7 @@ def test_an_exception_at_any_line_leaves_nothing_after_the_next_region(
     assert len(often) > 100
 
 
+@pytest.mark.slow
 def test_the_collector_is_enabled_again_by_the_next_region(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

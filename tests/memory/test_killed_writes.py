@@ -81,6 +81,7 @@ def number_in(path: Path) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_writer_killed_at_a_random_moment_leaves_a_complete_file(tmp_path: Path) -> None:
     """If a writer is killed, the file is complete, and the next one ignores the temporary file."""
     path = tmp_path / "baseline.json"

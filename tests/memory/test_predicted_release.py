@@ -374,6 +374,7 @@ OPAQUE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", OPAQUE)
 def test_what_python_does_not_show_is_said_to_be_unknown(counted, program) -> None:
     """Then a region collects instead: nothing that garbage keeps in C++ is taken for in use."""

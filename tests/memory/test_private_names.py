@@ -215,6 +215,7 @@ def test_a_search_copies_lazy_clones_only_without_is_lazy_clone(without) -> None
     assert not torch._C._is_cow_tensor(clone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("register", "name"),
     [
@@ -243,6 +244,7 @@ def saving() -> torch.Tensor:
     return torch.zeros(1, requires_grad=True).expand(100).exp().sum()
 
 
+@pytest.mark.slow
 def test_tensors_saved_by_a_graph_get_the_hint_of_c_code_without_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

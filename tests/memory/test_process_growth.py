@@ -269,6 +269,7 @@ with probe.measure() as region:
 """What would hide a leak of 300,000 bytes a batch -> a program that leaks so."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps its memory")
 @pytest.mark.parametrize("batches", [12, 18, 36])
 @pytest.mark.parametrize("hidden", HIDDEN)
@@ -325,6 +326,7 @@ def step():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="tried on Linux")
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_growing_graph_is_found(graph):

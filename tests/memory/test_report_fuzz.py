@@ -92,6 +92,7 @@ def commands(path, good):
     yield ["html", path, "-o", path]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

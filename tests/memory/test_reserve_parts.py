@@ -160,6 +160,7 @@ def test_total_of_nothing_is_an_error():
     assert list(reserve_lines([])) == ["nothing is reserved"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_segments_of_a_hundred_blocks_add_up():
     segments = [
         segment(*[(USED, 1), (FREE, 1)] * 50, address=number * 200 * MB) for number in range(10_000)

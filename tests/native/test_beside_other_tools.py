@@ -219,6 +219,7 @@ def test_a_region_in_which_a_tool_has_taken_over_is_an_error(tool: Any, probe: M
     assert region.retained_bytes == region.net_bytes == len(kept)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_preloaded_allocator_is_counted(run_code: Callable[..., str], tmp_path: Path) -> None:
     """An allocator that is preloaded, such as jemalloc, gets torch's calls through the counter."""

@@ -112,6 +112,7 @@ def test_an_allocation_that_fails_is_not_counted(counter: Counter) -> None:
     assert counter.figures() == before
 
 
+@pytest.mark.slow
 def test_allocations_for_which_the_table_has_no_room_are_an_error(
     run_code: Callable[..., str],
 ) -> None:

@@ -27,6 +27,7 @@ def compiler(tmp_path: Path) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_threads_that_allocate_while_regions_open_and_close_race_for_nothing(
     compiler: str, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_parent_and_child_measure_independently(run_code) -> None:
     assert run_code(MEASURES, forked=True).split() == ["100", "-3900", "40", "40"]
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_while_threads_allocate_does_not_hang(run_code) -> None:
     """A child forked while threads allocate gets free locks of the counter, and does not hang."""
     assert run_code(ALLOCATES_MEANWHILE, forked=True) == "done\n"

@@ -58,6 +58,7 @@ def region_with_a_leak(meter: BlockMeter) -> Callable[[], None]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [one_region, nested_regions, region_with_a_leak])
 def test_an_exception_at_any_line_leaves_nothing_behind(
     meter: BlockMeter,

@@ -190,6 +190,7 @@ def statuses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(zip(programs, done.stdout.split(), strict=True))
 
 
+@pytest.mark.slow
 def test_functions_can_be_scripted_in_a_region_and_after_it(statuses: dict[str, str]) -> None:
     """Functions that are patched in a region can be scripted, in it and later, in a new process."""
     assert statuses["scripting"] == "0"

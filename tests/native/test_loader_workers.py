@@ -26,6 +26,7 @@ def keep_every_batch(
     return region, kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", [None, "fork", "forkserver", "spawn"])
 def test_kept_batches_are_growth_from_the_first_one_on(
     probe: MemoryProbe, start_method: str | None
@@ -41,6 +42,7 @@ def test_kept_batches_are_growth_from_the_first_one_on(
     assert levels == [BATCH_BYTES * number for number in range(1, 11)]
 
 
+@pytest.mark.slow
 def test_prefetched_batches_are_never_growth(probe: MemoryProbe) -> None:
     """How many prefetched batches have arrived is chance; they never count, so loops are flat."""
     found = []

@@ -332,6 +332,7 @@ def test_survivors_have_their_frames_after_the_region(counter: Counter) -> None:
     del kept
 
 
+@pytest.mark.slow
 def test_seventy_thousand_functions_fill_the_tables_and_break_nothing(counter: Counter) -> None:
     """If the tables of frames are full, bytes still count, and known frames stay."""
     template = (lambda: torch.UntypedStorage(10)).__code__

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 LAZY = """
 import os, sys
 sys.setdlopenflags(os.RTLD_LAZY)
@@ -29,6 +31,7 @@ print(sorted(set(writable()) - set(before)))
 """
 
 
+@pytest.mark.slow
 def test_functions_that_are_looked_up_at_their_first_call_are_replaced_for_good(
     run_code: Callable[..., str],
 ) -> None:

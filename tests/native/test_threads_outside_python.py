@@ -95,6 +95,7 @@ def test_thread_without_python_does_not_wait_for_the_lock(counter: Counter, help
     assert counter.retained_since(since) == BYTES
 
 
+@pytest.mark.slow
 def test_thread_that_allocates_while_python_ends_goes_on(
     run_code: Callable[..., str], helper: Path
 ) -> None:

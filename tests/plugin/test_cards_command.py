@@ -90,6 +90,7 @@ def test_table_of_two_cards(cards, forked):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 def test_arguments_are_passed_to_pytest(cards):
     """All other arguments are those of pytest; if everything fits, the status is 0."""

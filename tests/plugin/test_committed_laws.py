@@ -64,6 +64,7 @@ def test_it(cka_memory):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("device", ["cpu", "emulate:cuda:a10,values=off"])
 def test_committed_law_of_a_step_by_name(

@@ -73,6 +73,7 @@ class TestCase(unittest.TestCase):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_failed_comparison_names_line_and_holder_of_what_it_compared(session):
     """If a test compares a figure, its failure has the line and the holder of what was measured."""

@@ -41,6 +41,7 @@ WITHOUT_VALUES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("conftest", "options", "in_header", "times"),
     [

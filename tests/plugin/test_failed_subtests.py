@@ -120,6 +120,7 @@ def test_outcome_of_a_testcase_depends_on_no_plugin(session, plugins, marked):
         assert verdicts(run) == {"test_whole": ("ok", 0), "test_leak": ("BREACH", 8000)}
 
 
+@pytest.mark.slow
 def test_subtests_that_unittest_keeps_are_not_judged(session):
     """Up to Python 3.10 unittest keeps the tracebacks until the test has ended; the report says
     that the limit was not judged.

@@ -53,6 +53,7 @@ def test_memory_of_a_failed_run_is_freed_before_the_next(session, error, mark, r
     assert (found["passed"], found["failed"], found.get("rerun", 0)) == (1, 1, runs - 1), run.text
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 def test_card_is_not_full_after_an_out_of_memory_error(session):
     """After an out-of-memory error the card is free again; else each later test would fail too."""

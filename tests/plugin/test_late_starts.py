@@ -14,6 +14,7 @@ def run_in_job(scripted, job_summary):
     return run
 
 
+@pytest.mark.slow
 def test_session_that_measures_nothing_does_not_import_the_hooks(run_in_job, workers):
     """A session that measures nothing imports neither the hooks nor the library for tables."""
     session, summary = run_in_job(

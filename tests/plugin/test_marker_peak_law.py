@@ -62,6 +62,7 @@ def test_square_below_the_peak_of_every_run_is_found(session) -> None:
     assert "torch.zeros(seq, seq)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_sizes_in_several_processes_are_judged_when_all_have_run(session) -> None:
     """The session fails after its last test."""

@@ -124,6 +124,7 @@ def test_program_without_the_variables():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize(
     ("options", "passed"), [((), 3), (("-n1", "-k", "python"), 1)], ids=["serial", "parallel"]
@@ -251,6 +252,7 @@ def test_leak(cka_memory, index):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.emulates
 def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, monkeypatch):
     """A worker measures the first emulated device; a leak on another is not counted but noted."""

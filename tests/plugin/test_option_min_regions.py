@@ -75,6 +75,7 @@ def test_session_that_a_test_exits_with_status_0_fails(scripted):
     assert "FAILED: 0 regions measured" in run.text
 
 
+@pytest.mark.slow
 def test_regions_of_all_workers_are_counted(scripted):
     """Under xdist the controller counts the regions of all workers for the minimum."""
     pytest.importorskip("xdist")

@@ -107,6 +107,7 @@ def test_regions_of_the_same_label_are_numbered(scripted, baseline_path):
     scripted(source.replace("allocate(7)", "allocate(8)")).assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["-n2"], ["-n2", "--dist=each"]], ids=["load", "each"])
 def test_workers_write_the_same_file_as_a_serial_run(scripted, baseline_path, options):
     """The controller writes the workers' regions, to the same file as a session without workers."""

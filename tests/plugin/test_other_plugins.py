@@ -36,6 +36,7 @@ def with_plugin(scripted):
     return run
 
 
+@pytest.mark.slow
 def test_cov_does_not_change_figures(with_plugin, pytester, workers):
     """With pytest-cov tracing each line, bytes and verdicts are the
     same, and coverage is printed.
@@ -228,6 +229,7 @@ def test_asyncio_coroutines_are_not_repeated(with_plugin):
     assert [(r["label"], r["retained_bytes"]) for r in run.regions] == [("", 7)]
 
 
+@pytest.mark.slow
 def test_all_plugins_together_report_each_test_once(with_plugin):
     """With all plugins loaded at once, each test has one region and one verdict."""
     for plugin in ("pytest_cov", "pytest_repeat", "pytest_timeout", "pytest_rerunfailures"):

@@ -70,6 +70,7 @@ def test_distributions_are_not_read_if_there_is_one_package_named_cka(monkeypatc
     assert owners_of_cka() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "options"),
     [

@@ -49,6 +49,7 @@ def job(pytester, monkeypatch, job_summary):
     return run
 
 
+@pytest.mark.slow
 def test_regression_is_stopped_explained_and_fixed(job, pytester, worker):
     """A rise of 6 % fails if the tolerance is 5 %, and names figure, holder and line."""
     file = pytester.path / "cka-memory-baseline.json"

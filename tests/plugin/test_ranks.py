@@ -93,6 +93,7 @@ def test_rank_that_hears_nothing_from_the_other_fails(as_rank, rank):
     assert "longer --cka-memory-rank-timeout" in run.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [_first, _second])
 @pytest.mark.parametrize(
     ("test", "expected"),

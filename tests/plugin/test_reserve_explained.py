@@ -38,6 +38,7 @@ def unusable(region):
     return region["reserved_after_cleaning_bytes"] - region["end_bytes"]
 
 
+@pytest.mark.slow
 def test_every_planted_cause_is_found(run):
     planted = regions_of(run, "test_planted")
     assert len(planted) == 30

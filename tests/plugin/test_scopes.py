@@ -53,6 +53,7 @@ class TestFixtures:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", ["1", "0"], ids=["native", "ledger"])
 def test_class_that_parks_its_model_fails_and_one_that_deletes_it_passes(
     session, monkeypatch, native

@@ -78,6 +78,7 @@ def test_ctrl_c_removes_the_hooks_of_the_meter(session, pytester):
     assert "modes left: []" in run.text
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_worker_reports_what_ran(scripted):
     """Ctrl-C in a worker ends the session without an internal error, with a report."""
     pytest.importorskip("xdist")

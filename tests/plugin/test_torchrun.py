@@ -92,6 +92,7 @@ def torchrun(pytester, monkeypatch):
 ALL = ("--cka-memory-device=cpu", "--cka-memory-report", "--cka-memory-json=r.json")
 
 
+@pytest.mark.slow
 def test_ranks_write_one_report(torchrun):
     """The figures of both ranks are reported; the tests may use a process group of their own."""
     job = torchrun(TESTS.format(reduce="pass", last="pass"), *ALL, "--cka-memory-min-regions=3")
@@ -113,6 +114,7 @@ def test_ranks_write_one_report(torchrun):
     assert job.text.count("rank 1 measured 3 regions: see the report of rank 0") == 1
 
 
+@pytest.mark.slow
 def test_breach_on_one_rank_fails_all_ranks(torchrun):
     """All tests of the other rank passed."""
     last = "if RANK == 1: KEPT.append(torch.ones(100))"
@@ -128,6 +130,7 @@ def test_breach_on_one_rank_fails_all_ranks(torchrun):
     )  # rank 1 was not stopped before it printed its failure
 
 
+@pytest.mark.slow
 def test_rank_that_crashes_is_named(torchrun):
     """The other ranks are stopped by torchrun, and rank 0 reports what was measured."""
     last = """
@@ -146,6 +149,7 @@ def test_rank_that_crashes_is_named(torchrun):
     assert "FAILED: rank 1: finished no test and sent nothing for 5 s" in job.text
 
 
+@pytest.mark.slow
 def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
     """A collective without its partner ends when the partner has ended."""
     source = TESTS.format(reduce="assert RANK == 0", last="pass")
@@ -159,6 +163,7 @@ def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
     assert "FAILED: rank 1: 1 failed" in job.text
 
 
+@pytest.mark.slow
 def test_blocked_rank_reports_and_ends(torchrun):
     """A rank in a call that does not return cannot run a handler for the signal of torchrun.
 
@@ -188,6 +193,7 @@ def test_blocked_rank_reports_and_ends(torchrun):
     assert "the last test that it began is test_it.py::test_last" in job.text
 
 
+@pytest.mark.slow
 def test_ranks_that_measure_nothing_print_nothing(torchrun):
     """The plugin does not change their status either."""
     job = torchrun("def test_it(): pass\n")

@@ -139,6 +139,7 @@ def test_{number}(cka_memory, meter, how):
 """
 
 
+@pytest.mark.slow
 def test_only_limits_on_the_card_are_refused_on_an_untouched_card(on_cuda):
     """Markers about memory of the card are refused; the others, which this lists, are judged."""
     pytest.importorskip("psutil")

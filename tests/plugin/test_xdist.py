@@ -45,6 +45,7 @@ def _notes(run):
     return [note for note in run.report["session"]["notes"] if not note.startswith("threads were")]
 
 
+@pytest.mark.slow
 def test_workers_report_the_same_as_a_serial_run(session):
     """Workers report the regions, order and figures of a serial run; only the worker differs."""
     options = ["--cka-memory-report", "--cka-memory-device=cpu"]
@@ -185,6 +186,7 @@ def test_collection_error_in_workers_is_not_an_internal_error(scripted):
     assert run.regions == []
 
 
+@pytest.mark.slow
 def test_last_failed_measures_only_the_failed_tests(scripted):
     """With --lf only the tests that failed are measured and reported."""
     source = """

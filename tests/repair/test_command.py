@@ -45,6 +45,7 @@ def folder(
     return pytester.path
 
 
+@pytest.mark.slow
 def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The patched copy of the cheapest change has the predicted peak, and equal numbers."""
     given = ("test_it.py::test_step", "--device", "cpu", "--to", "4MB", "--prove", *BRIEFLY)
@@ -63,6 +64,7 @@ def test_repairs_are_printed_and_proven(folder: Path, capfd: pytest.CaptureFixtu
     assert "_repaired" not in " ".join(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A budget below every trial's peak has an answer, too: the lowest that was found."""
     given = ("test_it.py::test_step", "--device", "cpu", "--to", "0.1")
@@ -196,6 +198,7 @@ def test_interrupted_search_returns_what_is_known() -> None:
     assert lines[-1] == "interrupted: this is what is known so far"
 
 
+@pytest.mark.slow
 def test_page_draws_memory_before_and_after(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_variables_of_one_name_in_two_functions_are_two_changes() -> None:
     assert all(name.count("first after loops.py:") in (1, 2) for name in changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "names"),
     [

@@ -62,6 +62,7 @@ def peaks_of(factors: tuple[int, ...]) -> tuple[Selection, Callable[[Selection],
     return Selection(root, small_models.Block), peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factors", MODELS, ids=str)
 def test_not_more_checkpoints_than_brute_force(factors: tuple[int, ...]) -> None:
     """For each budget the search returns as few blocks as the best of all choices."""

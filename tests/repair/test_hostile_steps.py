@@ -63,6 +63,7 @@ def broken_promises(step: Step) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", hostile_steps.STEPS, ids=lambda step: step.__name__)
 def test_changes_that_run_keep_their_promise(step: Step) -> None:
     """Weights and gradients after the step are what the change says."""

@@ -115,6 +115,7 @@ def test_file_that_a_training_has_saved_is_not_overwritten(
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_copy_of_a_script_finds_its_data_and_proves_the_numbers_with_fewer_rows(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -148,6 +149,7 @@ def test_what_follows_a_script_belongs_to_it(train: Path) -> None:
     assert [name for name in names if is_script(name)] == ["train.py", "mnist.py"]
 
 
+@pytest.mark.slow
 def test_evaluation_of_a_script_is_repaired_and_proven(
     train: Path, capfd: pytest.CaptureFixture[str], forked_children: None
 ) -> None:

@@ -23,6 +23,7 @@ def tried_with_limit(seconds: float, limit_s: float) -> Trial:
     return tried([], run, lambda error: False, limit_s=limit_s)
 
 
+@pytest.mark.slow
 def test_trial_that_hangs_is_ended() -> None:
     """Its row says why it has no peak; a trial within the limit is not disturbed."""
     began = time.monotonic()
@@ -31,6 +32,7 @@ def test_trial_that_hangs_is_ended() -> None:
     assert tried_with_limit(0, 30).peak_bytes == 1
 
 
+@pytest.mark.slow
 def test_limit_holds_where_ctrl_c_is_ignored() -> None:
     """As in a program that a shell starts in the background; the alarm is free afterwards."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

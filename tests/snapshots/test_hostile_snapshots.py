@@ -211,6 +211,7 @@ def test_command_refuses_a_hostile_file_in_one_line(tmp_path, capsys, name, cont
     assert path.name in lines[0]
 
 
+@pytest.mark.slow
 def test_file_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
     """Keys with equal hashes make a dict quadratic: the process that reads them is ended."""
     monkeypatch.setattr(reading, "_LEAST_SECONDS", 1)

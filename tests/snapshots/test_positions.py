@@ -165,6 +165,7 @@ def test_order_of_ages_is_found(tmp_path):
     assert replays.exactness(request_list, device, aged[0]).is_exact
 
 
+@pytest.mark.slow
 @follows_orders
 def test_command_finds_the_order(tmp_path, capsys):
     """The row of the recording's own settings has the recorded reserve, whichever order it had."""
@@ -179,6 +180,7 @@ def test_command_finds_the_order(tmp_path, capsys):
         assert f"{size:,.1f}" in row.split()
 
 
+@pytest.mark.slow
 def test_allocator_that_ignores_addresses_is_named(tmp_path, capsys, monkeypatch):
     """A version whose order cannot be changed replays in that of ages, and the text says so."""
     results_of = replays._results
@@ -263,6 +265,7 @@ def test_positions_keep_order_gaps_and_overlaps():
     assert total == 4 * unit
 
 
+@pytest.mark.slow
 def test_million_positions_are_computed_in_seconds():
     """The time does not grow with the square of the number."""
     numbers = count()

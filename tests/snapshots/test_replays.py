@@ -44,6 +44,7 @@ def replayed(path, *runs):
 AS_RECORDED = {"attempts": False, "releases": True}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name):
@@ -92,6 +93,7 @@ def test_recording_that_begins_in_the_middle_begins_exactly(recorded, setting, k
         assert found.wrong_segments == 0
 
 
+@pytest.mark.slow
 def test_difference_is_counted(tmp_path):
     """A recording that no allocator would make: the replay says by how much it differs."""
     data = made.two_allocations()
@@ -195,6 +197,7 @@ def test_released_segments_are_a_call_or_the_allocators_own(tmp_path, frames, fo
     assert request_list.unclear_releases == (action == replaying.RELEASE and not frames)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_replays")
 def test_command_prints_what_fits(by_setting, tmp_path, capsys):
     """The table has each setting, whether it fits the card, and what to write."""
@@ -223,6 +226,7 @@ def test_file_without_events_cannot_be_replayed(tmp_path, capsys):
     assert "it has no events; record them with" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_replays")
 def test_beginning_that_no_card_has_is_refused(tmp_path, capsys):
     """A small segment of an exabyte would take for ever to fill: the error is one line."""

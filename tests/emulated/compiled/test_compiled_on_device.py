@@ -33,6 +33,7 @@ def output(python, tmp_path_factory) -> str:
     return run.stdout + run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), NAMES)
 def test_test_of_compiled_code_passes(output, file, name):
     """All cases of a test function pass; its own docstring says what it checks."""

@@ -96,6 +96,7 @@ print(json.dumps(["training", errors, figures]))
 """
 
 
+@pytest.mark.slow
 def test_compiled_functions_have_the_values_of_the_cpu_and_the_same_peaks(python, tmp_path):
     """Compiled functions and training have the CPU's values within 1e-4.
 
@@ -136,6 +137,7 @@ except (NotImplementedError, InductorError) as error:
 """
 
 
+@pytest.mark.slow
 def test_package_of_aotinductor_is_refused_and_an_exported_program_runs(python):
     """``torch.export`` works; AOTInductor, whose kernels have no text, is refused by its name."""
     pytest.importorskip("triton")
