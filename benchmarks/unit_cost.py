@@ -1,9 +1,12 @@
 """What one more empty test costs a session, and one more live tensor the end of a region.
 
-    python benchmarks/unit_cost.py [--rounds 5] [--json results.json]
+    python benchmarks/unit_cost.py [--rounds 5] [--json results.json] [--instructions]
 
 Sessions of 1 and 1,000 empty tests run with and without ``--cka-memory-report``, in turn; both
-import torch. Their difference in user CPU time is that of the session and of each further test.
+import torch. Their difference in user CPU time is that of the session and of each further test. On
+a machine that others use it varies by more than it is, so the least of all rounds is printed beside
+the median. With ``--instructions``, valgrind counts instead the instructions of each of 300 further
+tests without garbage collections, which hardly vary; nothing else is measured then.
 
 Regions end while many tensors of one number are live: all of them older than the region, which
 keeps one tensor more; or made in it and kept. Each case is measured with and without the tensors.
@@ -17,12 +20,14 @@ import argparse
 import gc
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +38,7 @@ DEVICES = ("cpu", "emulate:cuda,values=off")
 CASES = ("older", "kept", "older, freed", "kept, freed", "older, held", "kept, held")
 COUNTS = (1_000, 10_000, 100_000)
 TESTS = 1_000
+COUNTED_TESTS = 301
 _OTHERS = ("cov", "randomly", "repeat", "asyncio", "hypothesispytest", "timeout", "rerunfailures")
 
 
@@ -113,10 +119,28 @@ def region_rows(device: str, rounds: int) -> list[Row]:
     return rows
 
 
-def session_s(folder: Path, *options: str) -> float:
-    """Return the user CPU time of one session in a new process."""
+MEASURED = ("--cka-memory-report", "--cka-memory-device=cpu")
+_VALGRIND = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
+
+
+def session(tests: int, *options: str) -> list[str]:
+    """Return the command that runs a session of empty tests in a folder of :func:`sessions`."""
     others = [part for name in (*_OTHERS, "xdist") for part in ("-p", f"no:{name}")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *others, *options]
+    plain = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *others]
+    return [*plain, *options, f"test_{tests}.py"]
+
+
+def write_sessions(folder: Path, conftest: str, counts: Collection[int]) -> None:
+    """Write files of so many empty tests each."""
+    (folder / "pytest.ini").write_text("[pytest]\n", "utf-8")
+    (folder / "conftest.py").write_text(conftest, "utf-8")
+    for tests in counts:
+        code = "".join(f"def test_{number}(): pass\n" for number in range(tests))
+        (folder / f"test_{tests}.py").write_text(code, "utf-8")
+
+
+def user_s(command: list[str], folder: Path) -> float:
+    """Return the user CPU time of one session in a new process."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -130,19 +154,20 @@ def session_rows(rounds: int) -> list[Row]:
     found: dict[int, list[tuple[float, float]]] = {1: [], TESTS: []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "pytest.ini").write_text("[pytest]\n", "utf-8")
-        (folder / "conftest.py").write_text("import torch\n", "utf-8")
+        write_sessions(folder, "import torch\n", found)
         for _ in range(rounds + 1):  # the first compiles what is imported
             for tests, pairs in found.items():
-                code = "".join(f"def test_{number}(): pass\n" for number in range(tests))
-                (folder / "test_empty.py").write_text(code, "utf-8")
-                measured = ("--cka-memory-report", "--cka-memory-device=cpu")
-                pairs.append((session_s(folder, *measured), session_s(folder)))
-    medians = {
-        tests: [statistics.median(column) for column in zip(*pairs[1:], strict=True)]
-        for tests, pairs in found.items()
-    }
+                measured = user_s(session(tests, *MEASURED), folder)
+                pairs.append((measured, user_s(session(tests), folder)))
+    medians, least = (
+        {
+            tests: [of_rounds(column) for column in zip(*pairs[1:], strict=True)]
+            for tests, pairs in found.items()
+        }
+        for of_rounds in (statistics.median, min)
+    )
     once, many = (medians[tests][0] - medians[tests][1] for tests in (1, TESTS))
+    least_once, least_many = (least[tests][0] - least[tests][1] for tests in (1, TESTS))
     return [
         {
             "part": "session",
@@ -151,6 +176,38 @@ def session_rows(rounds: int) -> list[Row]:
             "without_s": round(medians[TESTS][1], 2),
             "first_ms": round(once * 1e3, 1),
             "each_further_ms": round((many - once) / (TESTS - 1) * 1e3, 3),
+            "least_further_ms": round((least_many - least_once) / (TESTS - 1) * 1e3, 3),
+        }
+    ]
+
+
+def instructions(command: list[str], folder: Path) -> int:
+    """Return how many instructions a session executes."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    run = partial(subprocess.run, cwd=folder, env=environment, capture_output=True, text=True)
+    done = run([*_VALGRIND, *command], check=True)
+    (count,) = re.findall(r"I +refs: +([\d,]+)", done.stderr)
+    return int(count.replace(",", ""))
+
+
+def instruction_rows() -> list[Row]:
+    """Return a row with the instructions of one further test, with the plugin and without."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_sessions(folder, "import torch, gc\ngc.disable()\n", (1, COUNTED_TESTS))
+        per_test = []
+        for options in (MEASURED, ()):
+            user_s(session(1, *options), folder)  # compiles what is imported
+            one, many = (
+                instructions(session(tests, *options), folder) for tests in (1, COUNTED_TESTS)
+            )
+            per_test.append((many - one) / (COUNTED_TESTS - 1))
+    return [
+        {
+            "part": "instructions",
+            "with": round(per_test[0]),
+            "without": round(per_test[1]),
+            "more": round(per_test[0] - per_test[1]),
         }
     ]
 
@@ -161,7 +218,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--once", choices=DEVICES, help="regions on this device, as JSON")
+    parser.add_argument("--instructions", action="store_true", help="count them; needs valgrind")
     options = parser.parse_args()
+    if options.instructions:
+        print(tabulate(instruction_rows(), headers="keys"))
+        return
     if options.once:
         print(json.dumps(region_rows(options.once, options.rounds)))
         return

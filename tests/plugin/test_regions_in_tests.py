@@ -359,3 +359,61 @@ def test_region_that_was_never_opened_fails_its_test(scripted):
         ]
     )
     assert run.text.count("measure('train')") < 5
+
+
+SAME_PROGRAMS = """
+import numpy, pytest, torch
+
+KEPT = []
+
+class Node:
+    def __init__(self):
+        self.me, self.tensor = self, torch.ones(700)
+
+def nothing(): pass
+def keeps(): KEPT.append(torch.ones(1000))
+def peaks(): torch.ones(5000).sum()
+def leaves_a_cycle(): Node()
+def borrows(): KEPT.append(torch.from_numpy(numpy.ones(300)))
+def frees(): KEPT.clear()
+def trains():
+    model = torch.nn.Linear(40, 40)
+    model(torch.ones(8, 40)).sum().backward()
+    KEPT.append(model)
+def fails():
+    KEPT.append(torch.ones(20))
+    pytest.fail("as it should")
+
+PROGRAMS = nothing, keeps, peaks, leaves_a_cycle, borrows, frees, trains, fails
+
+@pytest.fixture(autouse=True)
+def one_tensor():
+    KEPT[:] = [torch.ones(100)]
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_reported(program): program()
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.max_peak_mb(1000)
+def test_limited(program): program()
+"""
+
+OF_LIMITS = "verdict", "limits", "unjudged"
+
+
+@pytest.mark.native
+def test_test_without_limits_has_the_figures_of_one_with_a_limit(session):
+    """A test that is only reported has a region of its own kind, which measures the same."""
+    run = session(SAME_PROGRAMS, "--cka-memory-report", "--cka-memory-device=cpu", forked=True)
+    run.assert_outcomes(passed=14, failed=2)
+    reported, limited = (
+        [
+            {name: value for name, value in region.items() if name not in ("nodeid", *OF_LIMITS)}
+            for region in run.regions
+            if f"::{test}[" in region["nodeid"]
+        ]
+        for test in ("test_reported", "test_limited")
+    )
+    assert reported == limited
+    assert [region["retained_bytes"] for region in reported] == [0, 4000, 0, 0, 2400, 0, 13120, 80]
+    assert [region["completed"] for region in reported] == [True] * 7 + [False]
