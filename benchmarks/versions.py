@@ -165,11 +165,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--venv", type=Path, metavar="PATH", help="use this environment; the row says so"
     )
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="without the tests that take seconds each; the row counts them among the skipped",
-    )
-    parser.add_argument(
         "--tests", nargs="+", metavar="PATH", help="a trial with these tests: prints, writes no row"
     )
     options = parser.parse_args(arguments)
@@ -191,7 +186,7 @@ def main() -> None:
             used = fresh(asked, options.index) if asked else reused(options.venv)
             try:
                 with used as environment:
-                    row = run(environment._replace(runs_slow=not options.quick), options)
+                    row = run(environment, options)
             except (subprocess.CalledProcessError, NotFoundError) as error:
                 failed.append(
                     f"torch {asked.torch if asked else options.venv}: no environment: {error}"

@@ -29,8 +29,6 @@ class Environment(NamedTuple):
 
     venv: Path
     root: Path
-    runs_slow: bool = True
-    """Whether the tests that take seconds each run."""
 
     @property
     def python(self) -> str:
@@ -86,8 +84,7 @@ def gates(environment: Environment, tests: list[str] | None) -> dict[str, Any]:
 
 def suite(environment: Environment, tests: list[str] | None) -> dict[str, Any]:
     """Run all tests, or those of a trial."""
-    slow = ["--slow"] if environment.runs_slow else []
-    return environment.pytest(*IN_PARALLEL, *slow, "--durations=30", *(tests or []))
+    return environment.pytest(*IN_PARALLEL, "--slow", "--durations=30", *(tests or []))
 
 
 def without_kernel(environment: Environment, tests: list[str] | None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow",
         action="store_true",
-        help="run the tests that take seconds each, too; a file or folder that is named runs all",
+        help="run tests that take a second or more, too; a file or folder that is named runs all",
     )
 
 
@@ -54,6 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let inner sessions in this process search less of each plugin."""
     listed_plugins.list_hooks_and_fixtures(config.pluginmanager)
     config.option.slow |= config.args_source is pytest.Config.ArgsSource.ARGS  # a file or folder
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say that slow tests are left out: under pytest-xdist, nothing else does."""
+    if config.option.slow:
+        return []
+    return ["left out: tests that take a second or more; pytest --slow runs them, as CI does"]
 
 
 @pytest.fixture(scope="module")
@@ -355,14 +362,15 @@ def _counts_natively() -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests that are not to run, or that this machine or torch version cannot run, and state
-    the reason.
-    """
+    """Leave out slow tests; skip those that this machine or torch version cannot run."""
+    if not config.option.slow:
+        slow = [item for item in items if item.get_closest_marker("slow") is not None]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
     for item in items:
         if item.get_closest_marker("emulates") is not None and isinstance(item, pytest.Function):
             item.fixturenames.insert(0, "emulation")
     for marker, is_supported, reason in (
-        ("slow", lambda: config.option.slow, "takes seconds; pytest --slow runs it, as CI does"),
         ("gpu", _has_accelerator, "requires an accelerator; torch found none"),
         ("native", _counts_natively, "requires the native counter; it was not compiled here"),
         ("sources", _has_sources, "requires the sources; only the tests are here"),

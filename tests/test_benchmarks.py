@@ -219,17 +219,14 @@ def test_failing_step_is_recorded_and_the_next_one_runs(
 
 
 @pytest.mark.usefixtures("benchmarks")
-@pytest.mark.parametrize("runs_slow", [True, False])
-def test_row_has_all_tests_unless_it_is_quick(
-    monkeypatch: pytest.MonkeyPatch, runs_slow: bool
-) -> None:
-    """The step that runs the suite asks for the tests that take seconds each, too."""
+def test_row_has_all_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that runs the suite asks for slow tests, too."""
     from versions_steps import Environment, suite
 
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(Environment, "pytest", lambda self, *arguments: ran.append(arguments) or {})
-    suite(Environment(Path("venv"), Path(), runs_slow), None)
-    assert ["--slow" in arguments for arguments in ran] == [runs_slow]
+    suite(Environment(Path("venv"), Path()), None)
+    assert ["--slow" in arguments for arguments in ran] == [True]
 
 
 @pytest.mark.usefixtures("benchmarks")
@@ -350,13 +347,12 @@ def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
     from contextlib import contextmanager
 
     import versions
-    from versions_steps import Environment
 
     @contextmanager
     def fresh(asked, index):
         if asked.torch == "0.1":
             raise subprocess.CalledProcessError(1, "install")
-        yield Environment(tmp_path, tmp_path)
+        yield None
 
     # Not the rows of the run that may be running this test, nor this process's handler.
     monkeypatch.setattr(versions, "RESULTS", tmp_path)

@@ -21,6 +21,8 @@ from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 MODULES = {
@@ -130,7 +132,6 @@ def cases(device: str) -> Iterator[object]:
             )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("device", "row"), [*cases(CPU), *cases(TENSORS), *cases(CARD)])
 def test_hint_is_printed_and_following_it_repairs_the_program(outcomes, device, row):
     """The program breaks its limit and prints the hint; edited as the hint says, it passes."""
@@ -214,7 +215,6 @@ def test_step(request, cka_memory):
 """
 
 
-@pytest.mark.slow
 def test_plugin_that_keeps_an_exception_is_left_out_as_advised(pytester, monkeypatch):
     """The hint names the attribute in which a plugin keeps an exception; without it all is well."""
     pytester.makepyfile(keeping=KEEPING, test_it=KEPT)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("library_requests.py")
 ATTENTION = {
     "attend((2, 8, 512, 64))": [256, 2130176],
@@ -90,7 +92,6 @@ def asked(python):
     return json.loads(lines[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("case", EXPECTED)
 def test_workspaces_are_those_of_the_card(asked, case):

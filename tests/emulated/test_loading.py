@@ -14,6 +14,8 @@ import emulated_cuda
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import library, loaded
 
+pytestmark = pytest.mark.slow
+
 EARLY = """
 import emulated_cuda
 assert emulated_cuda.loaded() is None
@@ -62,7 +64,6 @@ def runs(python):
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["before torch", "after torch"])
 def test_torch_finds_the_device(runs, order):
     """Torch finds the device whether or not it was imported before; a second card is refused."""
@@ -287,7 +288,6 @@ def driver(tmp_path_factory) -> Path:
 MAPPED = "import ctypes\nctypes.CDLL('libcuda.so.1')\n"  # and not started
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "found"),
     [(EARLY, []), (LATE, ["libcuda.so.1"]), (MAPPED + EARLY, ["libcuda.so.1"])],
@@ -321,7 +321,6 @@ print(calls.value - before, hasattr(driver, "cuOfTheDriverAlone"))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", ["torch", "driver"])
 def test_no_library_of_nvidia_calls_the_driver_of_the_machine(python, driver, first):
     """The copy of the runtime in cuDNN, and the runtime that MAGMA calls while it is loaded, find
@@ -348,7 +347,6 @@ print(driver.cuMemAlloc_v2(), driver.cuOfTheDriverAlone() - before)
 """
 
 
-@pytest.mark.slow
 def test_driver_of_the_machine_is_as_before_if_it_is_too_late(python, driver):
     """The functions of the machine's driver are found again if the device cannot be loaded."""
     given = {"LD_LIBRARY_PATH": str(driver), "DRIVER_WITHOUT_GPU": "1"}
@@ -381,7 +379,6 @@ def of_driver(python, driver):
     return python("-c", OF_DRIVER, *LIBRARIES, LD_LIBRARY_PATH=str(driver))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_process_that_uses_another_driver_is_refused(of_driver, driver, library):
     """If a process uses the driver of the machine's GPU, it would go on to do so: an error."""

@@ -17,6 +17,8 @@ from emulated_cuda.cards import CARDS
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.smi import FIELDS, Nvml
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 CONTEXT = 512
@@ -181,7 +183,6 @@ def said(python, tmp_path_factory):
     return json.loads(run.stdout)
 
 
-@pytest.mark.slow
 def test_nvml_is_found_before_torch_is_imported(said):
     """A program that asks for the library by its name has the device, and does not need torch."""
     assert said["torch"] is False
@@ -253,7 +254,6 @@ print(f"uses {used / 2**20:12.3f} MB" in torch.cuda.list_gpu_processes())
 """
 
 
-@pytest.mark.slow
 def test_torch_reports_the_state_of_the_card(python, tmp_path):
     """What torch asks NVML by pynvml, which is imported before torch, are numbers."""
     pytest.importorskip("pynvml")

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import json, sys
 import emulated_cuda
@@ -56,7 +58,6 @@ def profiled(run):
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_kernels_and_copies_of_the_device_are_events(profiled):
     """Each kernel and copy is an event of the device, in order, with a time that is not zero."""
     names = profiled["device"]

@@ -8,9 +8,10 @@ import faulty_concurrency
 import faulty_patches
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="Windows has no fork and no SIGALRM"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork and no SIGALRM"),
+    pytest.mark.slow,
+]
 
 MODULES = (faulty, faulty_patches, faulty_concurrency)
 FILES = [str(module.__file__) for module in MODULES]
@@ -61,7 +62,6 @@ def figures(region, *names):
     return [region[name] for name in names]
 
 
-@pytest.mark.slow
 def test_session_runs_to_its_end(session):
     """A session with faulty tests runs to its end, without an internal error or a missing test."""
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.text

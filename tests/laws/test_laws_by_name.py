@@ -12,6 +12,8 @@ from pytest_cka_memory.cli.main import OK, UNUSABLE, main
 from pytest_cka_memory.laws import OLDER, WHOLE, Site
 from pytest_cka_memory.measure.law_processes import MARK, target_of
 
+pytestmark = pytest.mark.slow
+
 STEPS = """
 import torch
 
@@ -103,7 +105,6 @@ def probe() -> MemoryProbe:
     return MemoryProbe("cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.emulates
 def test_step_by_name_has_the_law_of_an_emulated_card(steps: str, probe: MemoryProbe) -> None:
     """To the byte, with its lines, and it says what was measured."""
@@ -178,7 +179,6 @@ def test_file_that_uses_the_card_and_a_step_that_does_not_is_noted(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.emulates
 def test_errors_of_the_step_arrive_with_their_traceback(steps: str) -> None:
     """Those of Python as they are; those of the user's modules are named."""
@@ -341,7 +341,6 @@ def test_sites_that_are_known_by_identity_stay_themselves() -> None:
     assert pickle.loads(pickle.dumps(other)) is not WHOLE
 
 
-@pytest.mark.slow
 @pytest.mark.emulates
 def test_command_prints_the_law(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With a prediction, or the largest size that fits a card."""

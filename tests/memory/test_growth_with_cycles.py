@@ -68,6 +68,7 @@ def test_growth_beside_garbage_is_exact(
         assert growth(cpu, parts, batches, way) == 4096, batches
 
 
+@pytest.mark.slow
 def test_growth_of_random_loops_is_true_to_the_byte(cpu: MemoryProbe, is_native: bool) -> None:
     """Random loops, with cycles made in and around 5 to 40 batches, grow to the exact byte.
 

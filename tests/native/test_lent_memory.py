@@ -196,6 +196,7 @@ def test_functions_can_be_scripted_in_a_region_and_after_it(statuses: dict[str, 
     assert statuses["scripting"] == "0"
 
 
+@pytest.mark.slow
 def test_functions_can_be_compiled_after_a_region_that_compiled_first(
     statuses: dict[str, str],
 ) -> None:

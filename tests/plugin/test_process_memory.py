@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("psutil")
 
 PROGRAMS = """
@@ -204,7 +206,6 @@ def run(device, session, finished_sessions, monkeypatch):
     return finished_sessions[device]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("device", "name"), [*_on_devices(PLANTED)])
 def test_growth_breaks_the_limit_and_the_message_says_whose_it_is(run, name):
     """What grows in the process or in a worker breaks its limit; the message names the process."""

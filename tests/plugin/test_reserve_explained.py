@@ -12,7 +12,7 @@ KEPT_AT = {
     for number, line in enumerate(SOURCE.splitlines(), 1)
     if line.endswith("# kept")
 }
-pytestmark = pytest.mark.emulates
+pytestmark = [pytest.mark.emulates, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -38,7 +38,6 @@ def unusable(region):
     return region["reserved_after_cleaning_bytes"] - region["end_bytes"]
 
 
-@pytest.mark.slow
 def test_every_planted_cause_is_found(run):
     planted = regions_of(run, "test_planted")
     assert len(planted) == 30
