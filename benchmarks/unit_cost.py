@@ -3,10 +3,11 @@
     python benchmarks/unit_cost.py [--rounds 5] [--json results.json] [--instructions]
 
 Sessions of 1 and 1,000 empty tests run with and without ``--cka-memory-report``, in turn; both
-import torch. Their difference in user CPU time is that of the session and of each further test. On
-a machine that others use it varies by more than it is, so the least of all rounds is printed beside
-the median. With ``--instructions``, valgrind counts instead the instructions of each of 300 further
-tests without garbage collections, which hardly vary; nothing else is measured then.
+import torch. Their difference in user CPU time is that of the session and of each further test. It
+is small beside what a busy machine adds, so it is computed twice: from the medians of all rounds,
+and from the shortest time of each kind of session. With ``--instructions``, valgrind counts instead
+the instructions of each of 300 further tests, which hardly vary; the collector does not run by
+itself then, and nothing else is measured.
 
 Regions end while many tensors of one number are live: all of them older than the region, which
 keeps one tensor more; or made in it and kept. Each case is measured with and without the tensors.
@@ -184,6 +185,7 @@ def session_rows(rounds: int) -> list[Row]:
 def instructions(command: list[str], folder: Path) -> int:
     """Return how many instructions a session executes."""
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     run = partial(subprocess.run, cwd=folder, env=environment, capture_output=True, text=True)
     done = run([*_VALGRIND, *command], check=True)
     (count,) = re.findall(r"I +refs: +([\d,]+)", done.stderr)
@@ -197,10 +199,10 @@ def instruction_rows() -> list[Row]:
         write_sessions(folder, "import torch, gc\ngc.disable()\n", (1, COUNTED_TESTS))
         per_test = []
         for options in (MEASURED, ()):
-            user_s(session(1, *options), folder)  # compiles what is imported
-            one, many = (
-                instructions(session(tests, *options), folder) for tests in (1, COUNTED_TESTS)
-            )
+            commands = [session(tests, *options) for tests in (1, COUNTED_TESTS)]
+            for command in commands:  # compiles the tests, and what they import
+                user_s(command, folder)
+            one, many = (instructions(command, folder) for command in commands)
             per_test.append((many - one) / (COUNTED_TESTS - 1))
     return [
         {
@@ -220,17 +222,15 @@ def main() -> None:
     parser.add_argument("--once", choices=DEVICES, help="regions on this device, as JSON")
     parser.add_argument("--instructions", action="store_true", help="count them; needs valgrind")
     options = parser.parse_args()
-    if options.instructions:
-        print(tabulate(instruction_rows(), headers="keys"))
-        return
     if options.once:
         print(json.dumps(region_rows(options.once, options.rounds)))
         return
-    rows = session_rows(options.rounds)
-    for device in DEVICES:  # an emulated device is loaded before torch, so in a new process
+    rows = instruction_rows() if options.instructions else session_rows(options.rounds)
+    for device in () if options.instructions else DEVICES:
+        # An emulated device is loaded before torch, so in a new process.
         command = [sys.executable, __file__, "--once", device, "--rounds", str(options.rounds)]
         rows += json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
-    for part in ("session", "region end"):
+    for part in dict.fromkeys(row["part"] for row in rows):
         shown = [
             {k: v for k, v in row.items() if k != "part"} for row in rows if row["part"] == part
         ]

@@ -46,21 +46,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow",
         action="store_true",
-        help="run tests that take a second or more, too; a file or folder that is named runs all",
+        help="run tests that take a second or more, too; those that are chosen by a path, by -k, by "
+        "-m slow or by --lf run anyway",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let inner sessions in this process search less of each plugin."""
     listed_plugins.list_hooks_and_fixtures(config.pluginmanager)
-    config.option.slow |= config.args_source is pytest.Config.ArgsSource.ARGS  # a file or folder
+    config.option.slow |= _asks_for_some(config)
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say that slow tests are left out: under pytest-xdist, nothing else does."""
-    if config.option.slow:
-        return []
-    return ["left out: tests that take a second or more; pytest --slow runs them, as CI does"]
+def _asks_for_some(config: pytest.Config) -> bool:
+    """Whether tests are chosen for a session, by whatever means: then those are wanted."""
+    option = config.option
+    by_path = config.args_source is pytest.Config.ArgsSource.ARGS
+    of_last_time = getattr(option, "lf", False) or getattr(option, "stepwise", False)
+    return bool(by_path or of_last_time or option.keyword or "slow" in option.markexpr)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say that slow tests were left out: under pytest-xdist, nothing else does."""
+    if not terminalreporter.config.option.slow:
+        terminalreporter.write_line(
+            "left out: tests that take a second or more; pytest --slow runs them, as CI does"
+        )
 
 
 @pytest.fixture(scope="module")

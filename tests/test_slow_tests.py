@@ -14,7 +14,7 @@ spec.loader.exec_module(suite)
 pytest_addoption = suite.pytest_addoption
 pytest_configure = suite.pytest_configure
 pytest_collection_modifyitems = suite.pytest_collection_modifyitems
-pytest_report_header = suite.pytest_report_header
+pytest_terminal_summary = suite.pytest_terminal_summary
 """
 TESTS = """
 import pytest
@@ -28,13 +28,15 @@ def test_other(): pass
     ("arguments", "passed", "leaves_out"),
     [
         ("", 1, True),
-        ("-k it", 1, True),
+        ("-q", 1, True),
         ("--slow", 2, False),
-        ("--slow -m slow", 1, False),
+        ("-m slow", 1, False),
+        ("-k test_slow", 1, False),
+        ("--lf", 2, False),
         ("tests", 2, False),
         ("tests/test_it.py", 2, False),
         ("tests/test_it.py::test_slow", 1, False),
-        ("-n 1", 1, True),
+        ("-q -n 1", 1, True),
         ("-n 1 tests", 2, False),
     ],
 )

@@ -133,3 +133,19 @@ def test_scripts_are_valid_bash(name):
     subprocess.run(["bash", "-n", str(ROOT / ".ci" / name)], check=True)
     assert text.startswith("#!/usr/bin/env bash\n")
     assert "\nset -euo pipefail\n" in text
+
+
+@pytest.mark.parametrize(
+    "file",
+    [".ci/run", ".ci/coverage", ".ci/artefacts", "noxfile.py", ".github/workflows/platforms.yml"],
+)
+def test_slow_tests_run_wherever_all_tests_do(file: str) -> None:
+    """Every command that runs all tests asks for the slow ones, too."""
+    lines = (ROOT / file).read_text("utf-8").splitlines()
+    of_all = [
+        line
+        for line in lines
+        if re.search(r"worksteal|-m pytest", line) and not re.search(r"tests/|\bspread\[", line)
+    ]
+    assert of_all
+    assert [line for line in of_all if "slow" not in line] == []

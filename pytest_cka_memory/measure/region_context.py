@@ -142,14 +142,22 @@ class ReportedRegion:
     """The region around a test that is only reported: it has no boundaries and no explanation.
 
     Most tests of a session that reports all of them have such a region, so it does only what that
-    needs. It has to be on a device that never refuses memory, whose blocks are known.
+    needs. Only for a device that never refuses memory and whose blocks are known.
+
+    Args:
+        stack: that of the meter.
+        is_thorough: see :class:`.MemoryProbe`.
+        before_reading: see there.
     """
 
     def __init__(
-        self, stack: RegionStack, is_thorough: Callable[[], bool], before: Callable[[], None]
+        self,
+        stack: RegionStack,
+        is_thorough: Callable[[], bool],
+        before_reading: Callable[[], None],
     ) -> None:
-        self._stack, self._is_thorough, self._before_reading = stack, is_thorough, before
-        before()
+        self._stack, self._is_thorough, self._before_reading = stack, is_thorough, before_reading
+        before_reading()
         self._opened = stack.open(thorough=is_thorough())
 
     def end(self, completed: bool) -> RegionRecord:
@@ -164,7 +172,8 @@ class ReportedRegion:
     def _read_end(self) -> ClosedRegion:
         CompiledCensus.remember_now()  # first, as in other regions: cleaning makes objects
         self._before_reading()
-        return self._stack.figures_at_end(self._opened, self._is_thorough())
+        thorough = self._is_thorough()
+        return self._stack.figures_at_end(self._opened, thorough, lists_survivors=False)
 
 
 def begin_region(
@@ -174,7 +183,7 @@ def begin_region(
     also: Collection[str],
     before_reading: Callable[[], None],
     *,
-    may_explain: bool,
+    needs_evidence: bool,
 ) -> Region | ReportedRegion:
     """Begin a region without a probe, a label and a context; :func:`end_region` must follow.
 
@@ -186,10 +195,11 @@ def begin_region(
         is_thorough: see there.
         also: see there.
         before_reading: see there.
-        may_explain: whether `explainer` may explain a figure, or the code marks batch boundaries.
+        needs_evidence: whether `explainer` may explain a figure, or batch boundaries are marked.
     """
     stack = region_stack_for(meter)
-    if meter.device == "cpu" and meter.knows_blocks and not (may_explain or also):
+    never_refuses = meter.device == "cpu" and type(meter).refused is Meter.refused
+    if never_refuses and meter.knows_blocks and not (needs_evidence or also):
         return ReportedRegion(stack, is_thorough, before_reading)
     return Region("", stack, explainer, is_thorough, also, before_reading)
 

@@ -130,11 +130,13 @@ class RegionStack:
         region: OpenRegion,
         thorough: bool,
         before_cleaning: Callable[[int], None] = lambda live_bytes: None,
+        *,
+        lists_survivors: bool = True,
     ) -> ClosedRegion:
         """Free what is not in use and return the figures of `region`; :meth:`close` must follow.
 
         Before anything is freed, `before_cleaning` is called with the bytes of the region that are
-        live; it may collect garbage.
+        live; it may collect garbage. To list the survivors takes a moment for each of them.
         """
         self.merge_peaks()
         mark = region.peaks.mark
@@ -156,9 +158,13 @@ class RegionStack:
             reserved_bytes=reserved_bytes,
             retained_bytes=retained_bytes,
             # To ask for them takes a tenth of the time of a test that retains nothing.
-            survivors=self.meter.allocations_since(mark) if retained_bytes else (),
+            survivors=self.meter.allocations_since(mark)
+            if lists_survivors and retained_bytes
+            else (),
             host_retained_bytes=host_bytes,
-            host_survivors=self.meter.host_allocations_since(mark) if host_bytes else (),
+            host_survivors=self.meter.host_allocations_since(mark)
+            if lists_survivors and host_bytes
+            else (),
             garbage_left=cleaned.garbage_left or region.garbage_at_start,
             garbage_bytes=None if cleaned.garbage_left else max(0, garbage_bytes),
         )

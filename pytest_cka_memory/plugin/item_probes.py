@@ -106,7 +106,7 @@ class WholeTest(ItemExplainer):
         region = begin_region(
             *(self._meter, self, self.is_thorough, also),
             partial(kept_tracebacks.release_in_call, self._item),
-            may_explain=bool(self.limits or self._over_runs or self._settings.explain),
+            needs_evidence=bool(self.limits or self._over_runs or self._settings.explain),
         )
         self._has_begun = True
         return region

@@ -241,7 +241,7 @@ def _named_figures(record: RegionRecord, label: str) -> Sequence[Property]:
     return _determined(label, _NAMES_OF_FIGURES, _figures_of(record))
 
 
-@lru_cache(maxsize=16)  # most tests of a session may have the same figures: they retain nothing
+@lru_cache(maxsize=16)  # many tests have the same figures: those that allocate nothing
 def _determined(
     label: str, names: tuple[str, ...], values: tuple[float | None, ...]
 ) -> Sequence[Property]:

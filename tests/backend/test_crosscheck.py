@@ -15,6 +15,8 @@ import pytest
 
 from pytest_cka_memory.meters import blocks
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 BENCHMARKS = TESTS.parent / "benchmarks"
 TRUST = (TESTS.parent / "docs" / "explanation" / "trust.md").read_text("utf-8")
@@ -61,7 +63,6 @@ def counted(
     return {row["network"]: row["stages"] for row in rows}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_what_is_live_is_what_was_asked_of_the_allocator(counts, network) -> None:
     """After every stage, the meter and the independent counter agree to the byte on live memory."""
@@ -80,7 +81,6 @@ def test_the_peak_is_what_was_asked_of_the_allocator_at_once(counts, network) ->
         assert stage["peak_bytes"] == stage["counted_peak_bytes"], stage
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS[:1])
 def test_the_peak_of_the_ledger_is_a_lower_bound(counts_of_ledger, network) -> None:
     """Counting storages misses what operators allocate inside, so its peak is at most the

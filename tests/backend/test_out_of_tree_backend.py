@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Tests for both kinds of the device: with and without counters in its allocator.
 BOTH = """
 import pytest
@@ -74,7 +76,6 @@ def broken(on_device):
     return on_device(LIMITS, *options, "--cka-memory-snapshots=snapshots")
 
 
-@pytest.mark.slow
 def test_report_names_the_device_and_its_allocator(broken):
     """The report has the name that the device gives itself, and says whose counters were read."""
     session = broken.report["session"]
@@ -117,7 +118,6 @@ def test_block_that_no_tensor_owns_is_reported_without_a_line(broken):
     assert "no memory snapshot: privateuseone:0 records no allocation history" in broken.text
 
 
-@pytest.mark.slow
 def test_backend_of_any_name_is_found(on_device):
     """A backend from outside torch names itself, so the plugin finds it without an option."""
     # Torch finds it when it is imported, so this is a new interpreter.
@@ -126,7 +126,6 @@ def test_backend_of_any_name_is_found(on_device):
     assert run.report["session"]["device"] == "abacus:0"
 
 
-@pytest.mark.slow
 def test_workers_measure_it(on_device):
     """Each worker process has its own allocator, and its figures are those of a serial session."""
     pytest.importorskip("xdist")

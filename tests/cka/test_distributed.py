@@ -45,7 +45,6 @@ def batches_without_padding():
     return both
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["self", "pair"])
 def test_ranks_give_the_result_of_one_process_on_the_same_batches(results, name):
     """Every rank has the CKA of one process, to 1e-6, with its errors and batch counts."""

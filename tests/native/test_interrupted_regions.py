@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.measure.region_context import ReportedRegion, begin_region, end_region
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.blocks.other_memory import _LENDERS
 from pytest_cka_memory.meters.cpu import BlockMeter
@@ -58,8 +60,24 @@ def region_with_a_leak(meter: BlockMeter) -> Callable[[], None]:
     return run
 
 
+def region_of_a_reported_test(meter: BlockMeter) -> Callable[[], None]:
+    """Is of another kind than those that a test opens."""
+
+    def run() -> None:
+        region = begin_region(meter, *OF_REPORTED_TEST, needs_evidence=False)
+        torch.zeros(10)
+        assert end_region(region, True, None).peak_increase_bytes == 40
+
+    return run
+
+
+OF_REPORTED_TEST: Any = (None, lambda: False, (), lambda: None)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [one_region, nested_regions, region_with_a_leak])
+@pytest.mark.parametrize(
+    "make", [one_region, nested_regions, region_with_a_leak, region_of_a_reported_test]
+)
 def test_an_exception_at_any_line_leaves_nothing_behind(
     meter: BlockMeter,
     open_regions: Callable[[], int],
@@ -106,3 +124,35 @@ def test_a_region_that_was_never_closed_ends_with_the_next_one(
     with probe.measure():
         assert open_regions() == 1
     assert open_regions() == 0
+
+
+@pytest.mark.parametrize(
+    ("also", "needs_evidence", "kind"),
+    [
+        ((), False, ReportedRegion),
+        ((), True, Region),
+        (("cycles",), False, Region),
+    ],
+)
+def test_region_of_a_test_that_is_only_reported_is_of_its_own_kind(
+    meter: BlockMeter, also: tuple[str, ...], needs_evidence: bool, kind: type
+) -> None:
+    """It costs less; whatever has to be explained or added needs an ordinary one."""
+    explainer, is_thorough, _, before = OF_REPORTED_TEST
+    region = begin_region(
+        meter, explainer, is_thorough, also, before, needs_evidence=needs_evidence
+    )
+    kept = torch.zeros(10)
+    record = end_region(region, True, None)
+    assert type(region) is kind
+    assert record.retained_bytes == kept.nbytes
+
+
+def test_region_on_a_device_that_refuses_memory_is_an_ordinary_one(
+    meter: BlockMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It explains what was in use when memory was refused, also without a limit."""
+    monkeypatch.setattr(BlockMeter, "refused", lambda self: None)
+    region = begin_region(meter, *OF_REPORTED_TEST, needs_evidence=False)
+    end_region(region, True, None)
+    assert type(region) is Region

@@ -180,7 +180,6 @@ def run(request, session, finished_sessions, monkeypatch):
     return finished_sessions[request.param]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_memory_in_a_cycle_breaks_the_limit_and_the_message_has_the_cycle(run, name):
     """What a cycle keeps alive breaks ``no_cycles`` to the byte, and the cycle is named as code."""

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = """
 import ctypes
 from importlib.util import find_spec
@@ -139,7 +141,6 @@ def run(session, finished_sessions, monkeypatch):
     return finished_sessions["run"]
 
 
-@pytest.mark.slow
 @pytest.mark.emulates
 @pytest.mark.parametrize("name", PLANTED)
 def test_memory_that_a_library_takes_breaks_the_limit(run, name):

@@ -4,6 +4,8 @@ from types import CodeType
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LOOPS = """
 import pytest
 import torch
@@ -66,7 +68,6 @@ def run(session, finished_sessions, monkeypatch):
     return finished_sessions["host"]
 
 
-@pytest.mark.slow
 @pytest.mark.emulates
 def test_graph_on_the_host_is_named_in_the_report_of_a_test_that_passes(run):
     """In a test that passes, the graph that each batch leaves on
@@ -106,7 +107,6 @@ def test_pinned_memory_that_each_batch_keeps_is_named(run):
     assert "held by kept[0]" in note["reason"]
 
 
-@pytest.mark.slow
 @pytest.mark.native
 def test_cpu_has_no_note_about_the_host(session):
     """On the CPU the limit itself judges the host's memory, so it breaks and there is no note."""

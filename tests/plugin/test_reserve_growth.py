@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = """
 import collections
 import ctypes
@@ -148,7 +150,6 @@ def growth_of(levels):
     return (max(judged[-half:]) - max(judged[-2 * half : -half])) / half
 
 
-@pytest.mark.slow
 @pytest.mark.emulates
 def test_reserve_that_fences_keep_from_use_breaks_the_limit(run):
     """What is in use is flat, so only the limit on the reserve is broken, by the exact growth."""

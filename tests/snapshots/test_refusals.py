@@ -10,6 +10,8 @@ import pytest
 from pytest_cka_memory.snapshots.analysis import Lines, analysed
 from pytest_cka_memory.snapshots.reading import read
 
+pytestmark = pytest.mark.slow
+
 MB = 2**20
 TESTS = """
 import pytest
@@ -131,7 +133,6 @@ def command(session, *words):
     ).stdout
 
 
-@pytest.mark.slow
 def test_only_tests_that_memory_has_ended_leave_a_file(session):
     """A program that handles the error, such as a search, leaves nothing on the disk."""
     folder, _ = session
@@ -217,7 +218,6 @@ def test_replay_says_that_a_setting_may_be_enough(session, found):
     assert "run pytest with --cka-memory-snapshots=FOLDER" in printed
 
 
-@pytest.mark.slow
 def test_workers_write_beside_the_report(tmp_path):
     """Under xdist each worker writes the files of its tests beside the session's report."""
     output = run(tmp_path, "-n", "2", "--cka-memory-json=out/report.json")
@@ -239,7 +239,6 @@ def test_option_records_instead(tmp_path):
     assert [it.requested_bytes for it in analysis.refusals] == [8000 * MB]
 
 
-@pytest.mark.slow
 def test_session_without_a_cache_says_how_to_record(tmp_path):
     """If there is neither a report nor a cache, nothing is written, and the message says how."""
     output = run(tmp_path, "-p", "no:cacheprovider", "-k", "test_runs_out")
@@ -248,7 +247,6 @@ def test_session_without_a_cache_says_how_to_record(tmp_path):
     assert "python -m pytest_cka_memory replay FILE" in output
 
 
-@pytest.mark.slow
 def test_folder_that_cannot_be_written_is_said(tmp_path):
     """A file that cannot be written does not hide why the test failed."""
     (tmp_path / "cache").write_text("a file", encoding="utf-8")

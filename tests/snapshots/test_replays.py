@@ -68,6 +68,7 @@ def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name
             assert abs(result.reserved_bytes - own["reserved_bytes"]) <= 20 * MB
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("name", ["graphs_that_are_deleted", "layers_that_are_offloaded"])
 def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_setting, name):
@@ -135,6 +136,7 @@ def test_empty_range_is_of_small_blocks_unless_it_has_large_pages(tmp_path, size
     assert segment.is_expandable
 
 
+@pytest.mark.slow
 def test_events_name_their_pools_since_torch_2_12(by_setting):
     """Before, the pool of a graph that was deleted is not known."""
     (device,) = read(by_setting[""]["graphs_that_are_deleted"][0]).devices
