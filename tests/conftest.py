@@ -46,8 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slow",
         action="store_true",
-        help="run tests that take a second or more, too; those chosen by a path, -k, -m slow or --lf "
-        "run anyway",
+        help="run tests that take a second or more, too; those chosen by a path, -k, -m slow "
+        "or --lf run anyway",
     )
 
 
