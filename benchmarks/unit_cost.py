@@ -185,7 +185,6 @@ def session_rows(rounds: int) -> list[Row]:
 def instructions(command: list[str], folder: Path) -> int:
     """Return how many instructions a session executes."""
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     run = partial(subprocess.run, cwd=folder, env=environment, capture_output=True, text=True)
     done = run([*_VALGRIND, *command], check=True)
     (count,) = re.findall(r"I +refs: +([\d,]+)", done.stderr)
@@ -222,6 +221,7 @@ def main() -> None:
     parser.add_argument("--once", choices=DEVICES, help="regions on this device, as JSON")
     parser.add_argument("--instructions", action="store_true", help="count them; needs valgrind")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the first session compiles for the others
     if options.once:
         print(json.dumps(region_rows(options.once, options.rounds)))
         return
