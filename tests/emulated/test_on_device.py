@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent
 WITHOUT_VALUES = ("on_device.py",)
 WITH_VALUES = (
