@@ -5,6 +5,7 @@ its children; psutil knows which these are.
 """
 
 import ctypes
+import mmap
 import os
 import re
 import sys
@@ -337,18 +338,67 @@ def return_free_memory() -> None:
 
     What is allocated next would be in it otherwise, and not raise the memory of the process.
     """
-    trim = _trim()
-    if trim is not None:
-        trim(0)
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+        _drop_pages_of_arena(library)
+
+
+_BLOCK_BYTES = 120 << 10
+"""Of blocks that glibc takes from an arena: from 128 KiB on it may map them by themselves."""
+_MOST_BLOCKS = 1_000
+
+
+def _drop_pages_of_arena(library: ctypes.CDLL) -> None:
+    """Give back what is free in the arena of this thread, if it is not the one of the heap.
+
+    ``malloc_trim`` leaves the end of every other arena as it is. A thread that is not the first has
+    one of its own, and so has the first as soon as an allocation was refused. What is free is
+    allocated here: then its pages may be dropped.
+    """
+    page = mmap.PAGESIZE
+    free_bytes = library.mallinfo2().fordblks if hasattr(library, "mallinfo2") else 0
+    blocks: list[int] = []
+    while len(blocks) < min(_MOST_BLOCKS, free_bytes // _BLOCK_BYTES):
+        block = library.malloc(_BLOCK_BYTES)
+        if not block or block < library.sbrk(0):  # malloc_trim has done it
+            library.free(block)
+            break
+        blocks.append(block)
+        first = -(-block // page) * page
+        size = (block + _BLOCK_BYTES) // page * page - first
+        library.madvise(first, size, mmap.MADV_DONTNEED)
+    for block in reversed(blocks):
+        library.free(block)
+
+
+class _MallocInfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc 2.33."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
 
 
 @cache  # each ctypes.CDLL leaves reference cycles
-def _trim() -> Any:
-    """Return ``malloc_trim`` of glibc; None with another C library."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim.argtypes = [ctypes.c_size_t]
-    return trim
+def _glibc() -> Any:
+    """Return the C library if it is glibc; None with another."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if library is None or not hasattr(library, "malloc_trim"):
+        return None
+    size, address = ctypes.c_size_t, ctypes.c_void_p
+    library.malloc_trim.argtypes = [size]
+    library.malloc.argtypes, library.malloc.restype = [size], address
+    library.sbrk.argtypes, library.sbrk.restype = [ctypes.c_ssize_t], address
+    library.madvise.argtypes = [address, size, ctypes.c_int]
+    library.free.argtypes = [address]
+    if hasattr(library, "mallinfo2"):
+        library.mallinfo2.restype = _MallocInfo
+    return library
 
 
 def _memory_of(process: Any) -> tuple[int, int | None]:

@@ -247,6 +247,32 @@ with probe.measure() as region:
     for _ in region.batches(range(BATCHES)):
         allocated(300)
 """,
+    "at the end of the arena that follows a refusal": """
+C.free(C.malloc(30 << 20))  # from now on glibc returns nothing by itself
+assert not C.malloc(1 << 50)
+for address in allocated(30_000):
+    C.free(address)
+with probe.measure() as region:
+    for _ in region.batches(range(BATCHES)):
+        allocated(300)
+""",
+    "at the end of a thread's arena": """
+import threading
+
+C.free(C.malloc(30 << 20))
+
+def run():
+    global region
+    for address in allocated(30_000):
+        C.free(address)
+    with probe.measure() as region:
+        for _ in region.batches(range(BATCHES)):
+            allocated(300)
+
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+""",
     "by the search for a graph": """
 with probe.measure() as region:
     for _ in region.batches(range(BATCHES)):
