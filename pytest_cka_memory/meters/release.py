@@ -124,9 +124,13 @@ _node_kinds: weakref.WeakKeyDictionary[type, _NodeKind | None] = weakref.WeakKey
 objects in each batch, and to ask for this takes longer than to follow one of them."""
 
 
+_METACLASSES = (type, type(torch.Tensor))
+"""The metaclass of a user may compare and hash types in Python; these do not."""
+
+
 def _node_kind(kind: type) -> _NodeKind | None:
     """Return what nodes of a type have in common; None if it is not a type of nodes."""
-    may_be_key = type(kind) is type  # the metaclass of a user may compare and hash in Python
+    may_be_key = type(kind) in _METACLASSES
     if may_be_key and kind in _node_kinds:
         return _node_kinds[kind]
     node_kind = None
