@@ -5,7 +5,7 @@ from typing import Any
 
 from pytest_cka_memory.laws.law import Law
 from pytest_cka_memory.measure import law_processes
-from pytest_cka_memory.measure.boundaries import length_of
+from pytest_cka_memory.measure.loaders_and_steps import length_of
 from pytest_cka_memory.measure.probe import MemoryProbe
 
 

@@ -3,8 +3,8 @@
 Of storages: where they were allocated, and what references them; which bytes a region has retained
 is decided by `figures_at_end` in `measure/region_stack.py`. Growth is that of tensors, and of the
 process and its children. How high the levels at batch boundaries are so far, and whether they
-repeat, says which batches :mod:`pytest_cka_memory.measure.batches` checks. How a peak grows with
-the sizes of the input, such as the batch size, is found by `laws/fitting.py`.
+repeat, says which batches :mod:`pytest_cka_memory.measure.batch_samples` checks. How a peak grows
+with the sizes of the input, such as the batch size, is found by `laws/fitting.py`.
 """
 
 from collections import Counter, deque

@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.measure.boundaries import size_of
+from pytest_cka_memory.measure.loaders_and_steps import size_of
 from pytest_cka_memory.measure.region import Region
 
 

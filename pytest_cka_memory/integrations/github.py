@@ -1,4 +1,7 @@
-"""GitHub Actions: the step that runs the tests, its job summary, and annotations in its log."""
+"""GitHub Actions: the step that runs the tests, its job summary, and annotations in its log.
+
+The texts of both are written by :mod:`pytest_cka_memory.reports.markdown`.
+"""
 
 import os
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from pytest_cka_memory.integrations.batch_sampling import BatchSampling
-from pytest_cka_memory.measure.boundaries import size_of
+from pytest_cka_memory.measure.loaders_and_steps import size_of
 from pytest_cka_memory.measure.region import Region
 
 

@@ -93,6 +93,7 @@ class Census(GarbageCounter):
     ) -> None:
         self._meter, self._mark, self._census = meter, mark, census
         self._freed_with, self._look = freed_with, look
+        self.leave_out(_Block)
         self._blocks: dict[int, _Block] = {}
         """By the number of the allocation, what was found."""
         self._is_own: dict[Any, bool] = {}
@@ -180,6 +181,9 @@ class Census(GarbageCounter):
 
     def found_before(self, serial: int) -> int | None:
         return sum(it.requested_bytes for it in self._new if it.serial <= serial)
+
+    def leave_out(self, kind: type) -> None:
+        self._census.leave_out(kind)
 
     def is_quick(self) -> bool:
         return self._census.is_small(_MOST_BEFORE)

@@ -21,7 +21,7 @@ from pytest_cka_memory.core.reserve import MOST_DESCRIBED, DrawnSegment, Reserve
 from pytest_cka_memory.core.retention import GROWTH_ON_HOST, Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.additions import Addition
-from pytest_cka_memory.measure.batches import BatchSamples
+from pytest_cka_memory.measure.batch_samples import BatchSamples
 from pytest_cka_memory.measure.census import Beginning
 from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters.base import GarbageCounter, Meter, Peaks

@@ -11,7 +11,6 @@ from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionR
 from pytest_cka_memory.core.record_parts import FigureNames
 from pytest_cka_memory.core.retention import Holding, Sample
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.measure.boundaries import StepBoundaries
 from pytest_cka_memory.measure.evidence import (
     Explainer,
     LoopEvidence,
@@ -20,6 +19,7 @@ from pytest_cka_memory.measure.evidence import (
     WithRecording,
     explains_host,
 )
+from pytest_cka_memory.measure.loaders_and_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack, record_at, record_of
 from pytest_cka_memory.meters.collector import not_counted
 
@@ -157,7 +157,7 @@ class Region(WithRecording, FigureNames):
         Args:
             loader: a DataLoader or another iterable of batches.
         """
-        from pytest_cka_memory.measure.boundaries import SampledLoader
+        from pytest_cka_memory.measure.loaders_and_steps import SampledLoader
 
         for addition in self._additions:
             addition.loop_began()

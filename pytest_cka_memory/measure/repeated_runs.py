@@ -14,7 +14,7 @@ from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.core.figures import shown_columns
 from pytest_cka_memory.errors import LimitError, RegionError, SizeError
 from pytest_cka_memory.measure import display
-from pytest_cka_memory.measure.boundaries import FirstBatches, length_of
+from pytest_cka_memory.measure.loaders_and_steps import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import function_name
 from pytest_cka_memory.measure.region_stack import RegionStack

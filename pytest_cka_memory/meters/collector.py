@@ -1,6 +1,7 @@
 """The garbage collector: when a region needs it, when it must not run, and a search of its objects.
 
-How much of a peak or a level was garbage is counted in :mod:`pytest_cka_memory.measure.batches`.
+How much of a peak or a level was garbage is counted in
+:mod:`pytest_cka_memory.measure.batch_samples`.
 
 A region needs a collection rarely, because a full one takes up to a second. To search only the
 young generations is often proved to be enough, which saves most of a region's cost: see

@@ -123,6 +123,10 @@ class GarbageCounter(ABC):
         With `of_all` among all objects of the region, however long that takes.
         """
 
+    @abstractmethod
+    def leave_out(self, kind: type) -> None:
+        """Look at no object of a type: none references what may be garbage."""
+
     def older(self, generation: int = OLDEST) -> list[OlderGarbage] | None:
         """Return what only garbage keeps alive that is older than the region, and was not counted.
 

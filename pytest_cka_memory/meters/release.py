@@ -104,6 +104,7 @@ _OPAQUE_NODES = ("CopySlices", "CppFunction")
 is that of nodes which torch has no type for, such as those of ``torch._foreach_mul``."""
 _ON_HEAP = 1 << 9
 """The flag of types that are not static in C++: ``Py_TPFLAGS_HEAPTYPE``."""
+_TYPES_OF_TORCH = frozenset(map(id, (*PLAIN_TENSORS, torch.UntypedStorage)))
 _DEEPEST = 2_000
 """No graph is followed deeper. torch makes a Python object for each node that is looked at, and
 keeps it in some versions: a chain of 50,000 of them overflows the stack when it is freed."""
@@ -119,20 +120,21 @@ class _NodeKind(NamedTuple):
     is_opaque: bool
 
 
-_node_kinds: weakref.WeakKeyDictionary[type, _NodeKind | None] = weakref.WeakKeyDictionary()
-"""What is known of types; None for one that is not that of a node. A loop frees the same types of
-objects in each batch, and to ask for this takes longer than to follow one of them."""
-
-
-_METACLASSES = (type, type(torch.Tensor))
-"""The metaclass of a user may compare and hash types in Python; these do not."""
+_of_lasting_types: dict[int, _NodeKind | None] = {}
+"""What is known of types that exist as long as the process, by their identities; None for one that
+is not that of a node. A loop frees the same types of objects in each batch, and to ask for this
+takes longer than to follow one of them."""
+_of_other_types: weakref.WeakKeyDictionary[type, _NodeKind | None] = weakref.WeakKeyDictionary()
 
 
 def _node_kind(kind: type) -> _NodeKind | None:
     """Return what nodes of a type have in common; None if it is not a type of nodes."""
-    may_be_key = type(kind) in _METACLASSES
-    if may_be_key and kind in _node_kinds:
-        return _node_kinds[kind]
+    ident = id(kind)
+    if ident in _of_lasting_types:
+        return _of_lasting_types[ident]
+    may_be_key = type(kind) is type  # the metaclass of a user may compare and hash in Python
+    if may_be_key and kind in _of_other_types:
+        return _of_other_types[kind]
     node_kind = None
     if is_node(kind):
         # Not an attribute of that name which a user's own function sets.
@@ -140,8 +142,10 @@ def _node_kind(kind: type) -> _NodeKind | None:
         node_kind = _NodeKind(
             torch_keepers.raw_saved(kind), has_leaf, kind.__name__ in _OPAQUE_NODES
         )
-    if may_be_key:
-        _node_kinds[kind] = node_kind
+    if not kind.__flags__ & _ON_HEAP or ident in _TYPES_OF_TORCH:
+        _of_lasting_types[ident] = node_kind
+    elif may_be_key:
+        _of_other_types[kind] = node_kind
     return node_kind
 
 
@@ -241,8 +245,8 @@ class _Release:
         waiting, left_over = python.waiting()
         waiting += filter(self._is_waiting, left_over)
         idents = frozenset(_address_of(value) or id(value) for value in waiting)
-        nodes = (it for it in python.met if python.is_freed(id(it)))
-        freed = frozenset(filter(None, map(_address_of, nodes)))
+        nodes = (it for it in python.met if _node_kind(type(it)) is not None)
+        freed = frozenset(_address_of(it) for it in nodes if python.is_freed(id(it))) - {0}
         return Freed(python.storages, self._is_complete, len(python.met), asked, idents, freed)
 
     def _is_waiting(self, value: Any) -> bool:

@@ -71,16 +71,6 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def command_message(text: str) -> str:
-    """Escape the message of a GitHub annotation (a workflow command), which must be one line."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def command_property(text: str) -> str:
-    """Escape a property of a GitHub annotation, which a comma or a colon would end."""
-    return command_message(text).replace(":", "%3A").replace(",", "%2C")
-
-
 _LEAST = 40
 _TOGETHER = re.compile(r"`[^`]*`|\S+:\d+ in \S+")
 """A code span, or a line of a file and its function."""

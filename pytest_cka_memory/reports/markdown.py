@@ -14,8 +14,6 @@ from pytest_cka_memory.core.verdicts import WARNED, Result
 from pytest_cka_memory.reports import (
     cell,
     code,
-    command_message,
-    command_property,
     fence,
     one_line,
     sentence,
@@ -195,11 +193,21 @@ def command(kind: str, message: str, **properties: object) -> str:
         properties: such as ``file``, ``line`` and ``title``.
     """
     pairs = [
-        f"{key}={command_property(str(value))}"
+        f"{key}={_escaped_property(str(value))}"
         for key, value in properties.items()
         if value is not None
     ]
-    return f"::{kind} {','.join(pairs)}::{command_message(message)}"
+    return f"::{kind} {','.join(pairs)}::{_escaped(message)}"
+
+
+def _escaped(message: str) -> str:
+    """Escape the message of an annotation, which must be one line."""
+    return message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escaped_property(text: str) -> str:
+    """Escape a property of an annotation, which a comma or a colon would end."""
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,26 @@ def test_batch_boundaries_change_no_peak(cpu: MemoryProbe, counts_garbage: bool,
     assert not region.record.garbage_freed
     assert region.record.garbage_end_bytes == plain.record.garbage_end_bytes
     assert BYTES < region.record.garbage_at_peak_bytes <= region.peak_increase_bytes
+
+
+def test_a_census_looks_at_nothing_that_the_region_makes_for_itself(
+    cpu: MemoryProbe, counts_garbage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While each batch keeps a tensor, a boundary adds one object to what is looked at."""
+    if not counts_garbage:
+        pytest.skip("garbage is not counted here")
+    unreachable, looked_at = CompiledCensus.unreachable, []
+
+    def counted(*arguments):
+        looked_at.append(unreachable(*arguments)[1])
+        return unreachable(*arguments)
+
+    monkeypatch.setattr(CompiledCensus, "unreachable", counted)
+    kept: list[torch.Tensor] = []
+    with no_automatic_collections(), cpu.measure() as region:
+        for _ in region.batches(range(30)):
+            kept.append(torch.ones(SIZE))
+    assert {after - before for before, after in pairwise(looked_at[5:25])} == {1}
 
 
 def test_no_collection_runs_in_a_region(cpu: MemoryProbe, counts_garbage: bool) -> None:

@@ -25,7 +25,7 @@ from growth_programs import (
 
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.measure.batches import BatchSamples
+from pytest_cka_memory.measure.batch_samples import BatchSamples
 
 LENGTHS = (5, 8, 10, 11, 12, 13, 15, 19, 27, 28, 40, 41, 50, 66, 80)
 

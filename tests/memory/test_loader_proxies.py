@@ -11,7 +11,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pytest_cka_memory.measure.boundaries import FirstBatches, SampledLoader, length_of, size_of
+from pytest_cka_memory.measure.loaders_and_steps import (
+    FirstBatches,
+    SampledLoader,
+    length_of,
+    size_of,
+)
 
 
 class Batch:

@@ -17,7 +17,7 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.retention import ProcessSample, steady_growth
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.holders import growing
-from pytest_cka_memory.measure.boundaries import fetched_ahead
+from pytest_cka_memory.measure.loaders_and_steps import fetched_ahead
 from pytest_cka_memory.meters import readings, torch_private
 from pytest_cka_memory.testing import ScriptedMeter
 

@@ -8,7 +8,7 @@ import pytest
 from pytest_cka_memory import Holding, MemoryProbe, RegionRecord
 from pytest_cka_memory.errors import CkaMemoryError, SizeError
 from pytest_cka_memory.limits import Breach, flat_per_batch
-from pytest_cka_memory.measure.boundaries import FirstBatches
+from pytest_cka_memory.measure.loaders_and_steps import FirstBatches
 from pytest_cka_memory.reports.failure import holding_lines
 from pytest_cka_memory.reports.terminal import missing
 from pytest_cka_memory.testing import ScriptedMeter

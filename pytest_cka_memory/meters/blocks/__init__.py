@@ -155,6 +155,7 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "census_reach_back": (None, [c_void_p, c_void_p, c_int]),
     "census_unreachable": (c_int64, [c_void_p, c_int, py_object, c_void_p]),
     "census_forget": (None, [c_void_p]),
+    "census_leave_out": (None, [py_object]),
     "collector_count": (c_void_p, [c_int, c_int, c_int]),
     "release_learn": (c_int, [py_object, c_void_p, c_int, c_int, c_int, c_int, py_object]),
     "release_learn_saved": (None, [c_int, py_object, py_object, py_object]),

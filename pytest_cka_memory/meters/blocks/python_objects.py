@@ -89,6 +89,13 @@ class CompiledCensus:
         added_to = None if fresh is None else id(fresh)
         return garbage, self._library.census_unreachable(self.handle, since, garbage, added_to)
 
+    def leave_out(self, kind: type) -> None:
+        """Look at no object of a type any more, in any census: none references what may be garbage.
+
+        Those that a region makes for itself at each boundary would take most of the time.
+        """
+        self._library.census_leave_out(kind)
+
     def forget(self) -> None:
         """Forget what was found, because other objects may have got the same identities."""
         self._library.census_forget(self.handle)

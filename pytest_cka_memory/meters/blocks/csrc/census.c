@@ -19,6 +19,7 @@
 #define GENERATIONS 3
 #define MOMENTS 3
 #define KNOWN_TYPES 64
+#define MOST_LEFT_OUT 4
 #define ADDRESS(link) ((link) & ~(uintptr_t)3) /* the lowest bits of a link are flags */
 
 /* In front of each object: PyGC_Head. */
@@ -125,12 +126,30 @@ EXPORT int census_advance(Census *census) {
     return 0;
 }
 
+static Object left_out[MOST_LEFT_OUT];
+
+/* Look at no object of a type any more. They must not reference anything that could be garbage. */
+EXPORT void census_leave_out(Object type) {
+    int i = 0;
+    while (i < MOST_LEFT_OUT && left_out[i] && left_out[i] != type) i++;
+    if (i == MOST_LEFT_OUT || left_out[i]) return;
+    py._IncRef(type);
+    left_out[i] = type;
+}
+
+static int is_left_out(Object object) {
+    for (int i = 0; i < MOST_LEFT_OUT && left_out[i]; i++)
+        if (type_of(object) == left_out[i]) return 1;
+    return 0;
+}
+
 /* Add the objects that are behind one in the first generations to a table. */
 static int64_t list_since(const Census *census, Object moment, int generations, ObjectTable *table) {
     for (int i = 0; i < generations; i++) {
         Link *end = &census->generations[i].link;
         for (Link *link = before(end); link != end; link = before(link)) {
             if (object_of(link) == moment) return (int64_t)table->count;
+            if (is_left_out(object_of(link))) continue;
             if (!table_append(table, object_of(link))) return FAILED;
         }
     }

@@ -83,6 +83,7 @@ typedef struct {
     ObjectEntry *entries;
     uint32_t *slots; /* number of the entry + 1, or 0; at most half of them are used */
     size_t count, room, capacity;
+    uintptr_t lowest, highest; /* address of any entry: most others, such as types, are outside */
 } ObjectTable;
 
 /* PyObject: the number of references is in the lower half of its first word, in some versions

@@ -60,7 +60,8 @@ static uint32_t *slot_of(const ObjectTable *table, Object object) {
 
 /* Return the entry of an object, until the next is added; NULL if it has none. */
 ObjectEntry *table_entry(const ObjectTable *table, Object object) {
-    if (!table->capacity) return NULL;
+    uintptr_t address = (uintptr_t)object;
+    if (!table->count || address < table->lowest || address > table->highest) return NULL;
     uint32_t number = *slot_of(table, object);
     return number ? &table->entries[number - 1] : NULL;
 }
@@ -84,6 +85,9 @@ static int make_room(ObjectTable *table) {
 /* Add an object that is not in the table; NULL if there is no memory. */
 ObjectEntry *table_append(ObjectTable *table, Object object) {
     if (table->count == table->room && make_room(table)) return NULL;
+    uintptr_t address = (uintptr_t)object;
+    if (!table->count || address < table->lowest) table->lowest = address;
+    if (address > table->highest) table->highest = address;
     ObjectEntry *entry = &table->entries[table->count++];
     *entry = (ObjectEntry){object, references_to(object), 0, 0, 0};
     *slot_of(table, object) = (uint32_t)table->count;

@@ -54,6 +54,8 @@ class BatchSamples:
         before_collection: Callable[[], None] = lambda: None,
     ) -> None:
         self._census = census
+        if census is not None:
+            census.leave_out(_Boundary)
         self._before_collection = before_collection
         self.serials: list[int] = []
         """The number of allocations before each boundary."""
