@@ -10,7 +10,7 @@ import pytest
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.retention import growth_bytes_per_batch, highest_growth_bytes_per_batch
-from pytest_cka_memory.measure import batches as batches_module
+from pytest_cka_memory.measure import batch_samples
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter
 from pytest_cka_memory.testing import ScriptedMeter
@@ -80,7 +80,7 @@ def new_memory(
             memory.counts += 1
             memory.collect()
 
-        monkeypatch.setattr(batches_module, "collect", collected)
+        monkeypatch.setattr(batch_samples, "collect", collected)
         return memory
 
     return new_memory
