@@ -52,10 +52,10 @@ static const char *const factories[] = {
 /* Whether what is allocated belongs to the operator around this call, if there is one. A name without a
    namespace is no operator's, but that of compiled code or of another range. */
 static int passes_on(const char *name) {
-    if (!strstr(name, "::")) return 1;
-    if (strncmp(name, "aten::", 6)) return 0;
+    if (strncmp(name, "aten::", 6)) return !strstr(name, "::");
+    const char *own = name + 6;
     for (size_t i = 0; i < sizeof factories / sizeof *factories; i++)
-        if (!strcmp(name + 6, factories[i])) return 1;
+        if (*own == *factories[i] && !strcmp(own, factories[i])) return 1;
     return 0;
 }
 
