@@ -361,7 +361,7 @@ def rounded_once(name: str, compute: Kernel) -> Kernel:
     is_uniform = name == "aten::uniform_"
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not any(_is_half(value) for value in args[:2]):
+        if not (_is_half(args[0]) or (len(args) > 1 and _is_half(args[1]))):
             return compute(*args, **kwargs)
         wide = [_widened(value) for value in args]
         out = kwargs.get("out")
@@ -383,9 +383,9 @@ def rounded_once(name: str, compute: Kernel) -> Kernel:
 
 
 def _is_half(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(_is_half(item) for item in value)
-    return isinstance(value, torch.Tensor) and value.dtype in _HALF
+    if isinstance(value, torch.Tensor):
+        return value.dtype in _HALF
+    return isinstance(value, list) and any(map(_is_half, value))
 
 
 def _widened(value: Any) -> Any:
