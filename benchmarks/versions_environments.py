@@ -19,6 +19,7 @@ from versions_steps import Environment
 ROOT = Path(__file__).parents[1]
 NEWEST, PRE_RELEASE = "newest", "pre-release"
 FOR_OPINFO = ("expecttest", "scipy")
+_VERSION = re.compile(r"[\w.+-]+")
 _IS_PRE_RELEASE = re.compile(r"\d(?:a|b|rc|\.dev)\d")
 _IS_INSTALLED = (
     "import sys; from importlib.metadata import distributions as found; "
@@ -49,7 +50,8 @@ class Versions(NamedTuple):
         torch, *parts = text.split(",")
         found = dict(part.partition("=")[::2] for part in parts)
         names = cls._fields[1:]
-        if not torch or not all(found.values()) or not found.keys() <= {*names}:
+        are_versions = all(map(_VERSION.fullmatch, (torch, *found.values())))
+        if not are_versions or not found.keys() <= {*names}:
             raise argparse.ArgumentTypeError(
                 f"{text!r} is not a version of torch, which may be followed by "
                 f"{', '.join(f',{name}=VERSION' for name in names)}"

@@ -283,6 +283,16 @@ def test_versions_of_a_row_are_read_from_one_argument() -> None:
 
 
 @pytest.mark.usefixtures("benchmarks")
+@pytest.mark.parametrize("text", ["", "2.9.1,python=/usr/bin/python3", "2.9.1,cuda=12", "2.9.1,"])
+def test_what_is_no_version_is_refused_with_what_may_be_written(text: str) -> None:
+    """A path of an interpreter is not looked for in folders."""
+    from versions_environments import Versions
+
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a version of torch, which may be"):
+        Versions.read(text)
+
+
+@pytest.mark.usefixtures("benchmarks")
 @pytest.mark.parametrize("version", ["2.16.0.dev20270110+cu132", "2.16.0rc1", "2.16.0a0+git12"])
 def test_pre_release_is_recognized_by_its_version(
     monkeypatch: pytest.MonkeyPatch, version: str
