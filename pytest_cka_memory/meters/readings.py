@@ -342,42 +342,54 @@ def return_free_memory() -> None:
 
     What is allocated next would be in it otherwise, and not raise the memory of the process.
     """
-    library = _glibc()
-    if library is not None:
-        library.malloc_trim(0)
-        _drop_pages_of_arena(library)
+    glibc = _glibc()
+    if glibc is None:
+        return
+    glibc.malloc_trim(0)
+    # Where this is set, free() writes into what it frees, and so would take the pages back.
+    if hasattr(glibc, "mallinfo2") and not os.environ.get("MALLOC_PERTURB_"):
+        _drop_pages_of_arena(glibc)
 
 
 _BLOCK_BYTES = 120 << 10
 """Of blocks that glibc takes from an arena: from 128 KiB on it may map them by themselves."""
 _MOST_BLOCKS = 1_000
+_OF_OTHER_ARENA, _FLAGS = 4, 6
+"""Flags in the word before a block: not of the main arena; and that, or mapped by itself."""
 
 
-def _drop_pages_of_arena(library: ctypes.CDLL) -> None:
-    """Give back what is free in the arena of this thread, if it is not the one of the heap.
+def _drop_pages_of_arena(glibc: Any) -> None:
+    """Give back what is free in the arena of this thread, if it is not the main one.
 
-    ``malloc_trim`` leaves the end of every other arena as it is. A thread that is not the first has
-    one of its own, and so has the first as soon as an allocation was refused. What is free is
-    allocated here: then its pages may be dropped.
+    ``malloc_trim`` leaves the free end of every other arena as it is. A thread that is not the
+    first has such an arena, and so has the first as soon as an allocation was refused. What is free
+    is allocated here: then its pages may be dropped.
     """
-    page = mmap.PAGESIZE
-    free_bytes = library.mallinfo2().fordblks if hasattr(library, "mallinfo2") else 0
-    blocks: list[int] = []
-    while len(blocks) < min(_MOST_BLOCKS, free_bytes // _BLOCK_BYTES):
-        block = library.malloc(_BLOCK_BYTES)
-        if not block or block < library.sbrk(0):  # malloc_trim has done it
-            library.free(block)
-            break
-        blocks.append(block)
-        first = -(-block // page) * page
-        size = (block + _BLOCK_BYTES) // page * page - first
-        library.madvise(first, size, mmap.MADV_DONTNEED)
-    for block in reversed(blocks):
-        library.free(block)
+    before, page, blocks = -1, mmap.PAGESIZE, list[int]()
+    try:
+        while len(blocks) < _MOST_BLOCKS:
+            block = glibc.malloc(_BLOCK_BYTES)
+            if not block:
+                break
+            blocks.append(block)
+            word = block - ctypes.sizeof(ctypes.c_size_t)
+            if ctypes.c_size_t.from_address(word).value & _FLAGS != _OF_OTHER_ARENA:
+                break
+            first = -(-block // page) * page
+            size = (block + _BLOCK_BYTES) // page * page - first
+            glibc.madvise(first, size, mmap.MADV_DONTNEED)
+            if len(blocks) % 32 == 1:  # it becomes larger as soon as nothing is free
+                now = glibc.mallinfo2().arena
+                if now > before >= 0:
+                    break
+                before = now
+    finally:
+        for block in reversed(blocks):
+            glibc.free(block)
 
 
 class _MallocInfo(ctypes.Structure):
-    """``struct mallinfo2`` of glibc 2.33."""
+    """``struct mallinfo2``."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -388,19 +400,21 @@ class _MallocInfo(ctypes.Structure):
     )
 
 
-@cache  # each ctypes.CDLL leaves reference cycles
+@cache  # each library that is loaded leaves reference cycles
 def _glibc() -> Any:
-    """Return the C library if it is glibc; None with another."""
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    """Return the C library if it is glibc; None with another.
+
+    Calls keep Python's lock: else each of many short ones would wait for other threads.
+    """
+    library = ctypes.PyDLL(None) if sys.platform == "linux" else None
     if library is None or not hasattr(library, "malloc_trim"):
         return None
     size, address = ctypes.c_size_t, ctypes.c_void_p
     library.malloc_trim.argtypes = [size]
     library.malloc.argtypes, library.malloc.restype = [size], address
-    library.sbrk.argtypes, library.sbrk.restype = [ctypes.c_ssize_t], address
+    library.free.argtypes, library.free.restype = [address], None
     library.madvise.argtypes = [address, size, ctypes.c_int]
-    library.free.argtypes = [address]
-    if hasattr(library, "mallinfo2"):
+    if hasattr(library, "mallinfo2"):  # from glibc 2.33 on
         library.mallinfo2.restype = _MallocInfo
     return library
 

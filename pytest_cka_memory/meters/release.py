@@ -10,7 +10,7 @@ import datetime
 import sys
 import types
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from operator import attrgetter
@@ -104,6 +104,8 @@ _OPAQUE_NODES = ("CopySlices", "CppFunction")
 is that of nodes which torch has no type for, such as those of ``torch._foreach_mul``."""
 _ON_HEAP = 1 << 9
 """The flag of types that are not static in C++: ``Py_TPFLAGS_HEAPTYPE``."""
+_flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
+"""Not the attribute, which the metaclass of a user may compute."""
 _TYPES_OF_TORCH = frozenset(map(id, (*PLAIN_TENSORS, torch.UntypedStorage)))
 _DEEPEST = 2_000
 """No graph is followed deeper. torch makes a Python object for each node that is looked at, and
@@ -142,7 +144,7 @@ def _node_kind(kind: type) -> _NodeKind | None:
         node_kind = _NodeKind(
             torch_keepers.raw_saved(kind), has_leaf, kind.__name__ in _OPAQUE_NODES
         )
-    if not kind.__flags__ & _ON_HEAP or ident in _TYPES_OF_TORCH:
+    if not _flags_of(kind) & _ON_HEAP or ident in _TYPES_OF_TORCH:
         _of_lasting_types[ident] = node_kind
     elif may_be_key:
         _of_other_types[kind] = node_kind
@@ -174,7 +176,7 @@ def _learn_types() -> None:
 
 def _learn(kind: type) -> None:
     """Let the library follow the nodes of a type, if it is one of C++ that shows all."""
-    if kind.__flags__ & _ON_HEAP:  # defined in Python, perhaps by a user
+    if _flags_of(kind) & _ON_HEAP:  # defined in Python, perhaps by a user
         return
     node_kind, way = _node_kind(kind), torch_keepers.way_of_nodes()
     if node_kind is None or node_kind.is_opaque or way is None:

@@ -1,6 +1,7 @@
 """Growth of loops that leave garbage in reference cycles, compared with a collection per batch."""
 
 import gc
+import inspect
 import traceback
 from collections import deque
 from collections.abc import Iterator
@@ -23,7 +24,6 @@ from growth_programs import (
     growth,
 )
 
-import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.batch_samples import BatchSamples
 
@@ -105,7 +105,7 @@ def test_the_collector_begins_no_run_at_a_boundary(cpu: MemoryProbe) -> None:
         if phase == "start":
             runs.append(traceback.extract_stack())
 
-    own = Path(pytest_cka_memory.__file__).parent / "measure" / "batches.py"
+    own = Path(inspect.getfile(BatchSamples))
     with cpu.measure() as region:
         gc.callbacks.append(note)
         try:

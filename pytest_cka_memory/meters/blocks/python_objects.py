@@ -54,7 +54,7 @@ class CompiledCensus:
     def begin(cls) -> "CompiledCensus | None":
         """Return a census; None without the compiled library, or if Python's lists are unknown."""
         library = functions()
-        if not PROMOTED_TOGETHER or not hasattr(library, "census_reach_back"):
+        if not PROMOTED_TOGETHER or not hasattr(library, "census_leave_out"):
             return None
         handle = library.census_begin(*gc.get_threshold())
         return None if handle is None else cls(library, handle)

@@ -130,11 +130,13 @@ static Object left_out[MOST_LEFT_OUT];
 
 /* Look at no object of a type any more. They must not reference anything that could be garbage. */
 EXPORT void census_leave_out(Object type) {
-    int i = 0;
-    while (i < MOST_LEFT_OUT && left_out[i] && left_out[i] != type) i++;
-    if (i == MOST_LEFT_OUT || left_out[i]) return;
+    for (int i = 0; i < MOST_LEFT_OUT; i++)
+        if (left_out[i] == type) return;
+    Object oldest = left_out[MOST_LEFT_OUT - 1];
+    for (int i = MOST_LEFT_OUT - 1; i; i--) left_out[i] = left_out[i - 1];
     py._IncRef(type);
-    left_out[i] = type;
+    left_out[0] = type;
+    if (oldest) py._DecRef(oldest);
 }
 
 static int is_left_out(Object object) {
