@@ -58,15 +58,15 @@ def measured_method(item: pytest.Item, judge: ItemJudge | None) -> Generator[Non
 
 def measured_function(item: pytest.Function, judge: ItemJudge | None) -> Generator[None, Any, Any]:
     """Measure the function of a test, if it is measured."""
-    if judge is None:
-        result = yield
-        end_unmeasured(item)
-        return result
-    with _measured_call(item, judge) as run_ended:
-        if judge.runs == 1:
-            return (yield)
-        with _replaced_function(item, _repeated(item, item.obj, judge.runs, run_ended)):
-            return (yield)
+    if judge is not None:
+        with _measured_call(item, judge) as run_ended:
+            if judge.runs == 1:
+                return (yield)
+            with _replaced_function(item, _repeated(item, item.obj, judge.runs, run_ended)):
+                return (yield)
+    result = yield
+    end_unmeasured(item)
+    return result
 
 
 @contextmanager
