@@ -26,7 +26,8 @@ from networks import NETWORKS, images
 from torch import Tensor
 
 from cka import CKA
-from cka.functional.kernels import as_rows, linear_gram
+from cka.functional.features import as_rows
+from cka.functional.kernels import linear_gram
 from pytest_cka_memory.reports.files import write_whole
 
 OTHER_BYTES = 256 * 2**20

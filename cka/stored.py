@@ -23,7 +23,8 @@ from cka.capture import Layers
 from cka.comparison import CKA
 from cka.data import batch_tuples, check_loader
 from cka.errors import CKAWarning, InputError, SettingError
-from cka.functional.kernels import flattened, linear_gram
+from cka.functional.features import flattened
+from cka.functional.kernels import linear_gram
 from cka.running import (
     Estimator,
     Measurement,

@@ -1,4 +1,4 @@
-"""CKA of feature matrices, and the correction of HSIC for a finite number of features.
+"""Features as rows, CKA of feature matrices, and HSIC corrected for a finite number of features.
 
 For the estimator "sampled_neurons", Chun et al. 2025 (arXiv 2502.15104) regard the features of a
 layer, its neurons, as a sample of a larger population. The kernel of the population is the mean
@@ -30,7 +30,14 @@ from cka.functional import (
     hsic_products,
     sum_dtype,
 )
-from cka.functional.kernels import Kernel, as_rows, check_linear, resolve_kernel, scaled_gram
+from cka.functional.kernels import (
+    RBF,
+    Kernel,
+    check_linear,
+    linear_gram,
+    resolve_kernel,
+    scaled_gram,
+)
 from cka.functional.sums import batch_sums, cka_with_error
 
 _CHUNK_ENTRIES = 256 * 1024
@@ -276,6 +283,40 @@ def _check_samples(features: Sequence[Tensor], estimator: HSICEstimator) -> None
             "compute row i of every tensor from the same sample"
         )
     check_sample_count(counts[0], estimator)
+
+
+def as_rows(features: Tensor) -> Tensor:
+    """Return (n, ...) features as (n, p), without a copy if their memory layout allows it.
+
+    The columns are in memory order: a Gram matrix does not depend on their order, and flattening
+    a channels-last image in its logical order would copy it.
+    """
+    features = _arithmetic(features)
+    if features.ndim == 1:
+        return features.unsqueeze(1)
+    if features.is_contiguous():
+        return features.flatten(1)
+    strides = features.stride()
+    inner = sorted(range(1, features.ndim), key=lambda dim: -strides[dim])
+    return features.permute(0, *inner).reshape(features.shape[0], -1)
+
+
+def _arithmetic(features: Tensor) -> Tensor:
+    """Return features with a dtype that torch can subtract, without a loss of digits."""
+    if features.dtype == torch.bool:
+        return features.to(torch.uint8)
+    if features.is_complex():  # real and imaginary part: gives Re<x, y>, the real inner product
+        return torch.view_as_real(features.resolve_conj())
+    if features.is_floating_point() and features.itemsize == 1:  # float8
+        return features.to(torch.bfloat16)
+    return features
+
+
+def flattened(features: Tensor, kernel: Kernel) -> Tensor:
+    """Return (n, ...) features as (n, p) for a kernel; in logical order for a user's function."""
+    if kernel is linear_gram or isinstance(kernel, RBF):
+        return as_rows(features)
+    return _arithmetic(features).reshape(features.shape[0], -1)
 
 
 def _rows(features: Tensor) -> Tensor:

@@ -51,40 +51,6 @@ _PIECE_COLUMNS = 16384
 _NARROW = 0.2
 
 
-def as_rows(features: Tensor) -> Tensor:
-    """Return (n, ...) features as (n, p), without a copy if their memory layout allows it.
-
-    The columns are in memory order: a Gram matrix does not depend on their order, and flattening
-    a channels-last image in its logical order would copy it.
-    """
-    features = _arithmetic(features)
-    if features.ndim == 1:
-        return features.unsqueeze(1)
-    if features.is_contiguous():
-        return features.flatten(1)
-    strides = features.stride()
-    inner = sorted(range(1, features.ndim), key=lambda dim: -strides[dim])
-    return features.permute(0, *inner).reshape(features.shape[0], -1)
-
-
-def _arithmetic(features: Tensor) -> Tensor:
-    """Return features with a dtype that torch can subtract, without a loss of digits."""
-    if features.dtype == torch.bool:
-        return features.to(torch.uint8)
-    if features.is_complex():  # real and imaginary part: gives Re<x, y>, the real inner product
-        return torch.view_as_real(features.resolve_conj())
-    if features.is_floating_point() and features.itemsize == 1:  # float8
-        return features.to(torch.bfloat16)
-    return features
-
-
-def flattened(features: Tensor, kernel: Kernel) -> Tensor:
-    """Return (n, ...) features as (n, p) for a kernel; in logical order for a user's function."""
-    if kernel is linear_gram or isinstance(kernel, RBF):
-        return as_rows(features)
-    return _arithmetic(features).reshape(features.shape[0], -1)
-
-
 def linear_gram(rows: Tensor) -> Tensor:
     """Return the Gram matrix (n, n) of (n, p) rows, shifted to near their centre.
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from cka.errors import InputError, SettingError
 from cka.functional import HSICEstimator, full_precision, sum_dtype
-from cka.functional.kernels import as_rows, linear_gram, squared_distances
+from cka.functional.features import as_rows
+from cka.functional.kernels import linear_gram, squared_distances
 from cka.functional.resampling import Kind, Products, draw_orders, draw_weights
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from cka.errors import SettingError
 from cka.functional import HSICEstimator, full_precision, hsic_products, min_samples
-from cka.functional.features import corrected_terms, hsic_of_each_feature
-from cka.functional.kernels import Kernel, flattened, scaled_gram
+from cka.functional.features import corrected_terms, flattened, hsic_of_each_feature
+from cka.functional.kernels import Kernel, scaled_gram
 from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from cka.capture.outputs import without_padding
 from cka.errors import DoesNotFitError, InputError
 from cka.functional import full_precision, gram_dtype, hsic_products, min_samples, sum_dtype
-from cka.functional.kernels import Kernel, flattened, linear_gram, scaled_gram
+from cka.functional.features import flattened
+from cka.functional.kernels import Kernel, linear_gram, scaled_gram
 from cka.functional.neighbours import Measure, Neighbourhood, neighbour_terms, neighbourhood
 from cka.functional.resampling import Resampling
 from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums

@@ -9,9 +9,9 @@ from cka_reference import linear, song_hsic
 from torch import nn
 
 from cka import CKA, RBF, CKAWarning, InputError, SettingError, cka_from_features, hsic
+from cka.functional.features import as_rows
 from cka.functional.kernels import (
     _columns_per_chunk,
-    as_rows,
     linear_gram,
     resolve_kernel,
     squared_distances,
