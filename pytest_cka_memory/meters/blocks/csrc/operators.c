@@ -115,7 +115,8 @@ void find_operators(const char *path) {
 EXPORT int counter_knows_scratch(void) { return calls > 0; }
 
 /* A region of the CPU begins (1) or ends (-1). Operators are noted only while one is open, because each
-   of them then takes longer (docs/explanation/cost.md). The caller holds no lock; threads may have no common one. */
+   of them then takes longer (docs/explanation/cost.md). The caller holds no lock; threads may have no
+   common one. */
 void watch_operators(int by) {
     if (!add_callback) return;
     pthread_mutex_lock(&watching);
