@@ -3,6 +3,7 @@
     python benchmarks/renew.py              # each table: its date, and what changed since
     python benchmarks/renew.py soak leaks   # measure these again, and draw the docs' tables
     python benchmarks/renew.py --confirm    # measure a part of each that has one, and compare
+    python benchmarks/renew.py --confirm suites -- ARGUMENTS        # more for the script
 
 What a result was measured on stands in ``results/conditions.json``, with the commit. It is as old
 as that commit or the one that wrote its file, whichever is newer: a result that was measured again
@@ -40,24 +41,39 @@ class Table(NamedTuple):
     code: tuple[str, ...]
     """Folders of the code that the table speaks of."""
     script: str
+    """The file in this folder that makes it, or `PYTEST`."""
     arguments: tuple[str, ...] = ()
     minutes: int = 1
     """About how long it takes on two cores."""
     needs: str = ""
     """What has to be installed beside the extra test."""
     part: tuple[str, ...] | None = None
-    """What to add to measure a part in some two minutes; `ALL` if the whole takes no longer, None
-    if its rows are times or differ between runs, or nothing smaller can be measured."""
+    """What to add to measure a part in a few minutes; `ALL` if the whole takes no longer, None if
+    its rows are times."""
+    chosen: str = ""
+    """What to write after ``--confirm NAME --`` for a part, because a folder has to be named."""
     sums: tuple[str, ...] = ()
-    """Keys of the result that are sums over all rows, which a part does not have."""
+    """Keys of the result that a part need not have: sums over all rows, and what is not its rows'.
+    """
+
+    def command(self, arguments: Sequence[str], file: Path) -> list[str]:
+        """Return the command that measures it, with more arguments, and writes `file`."""
+        if self.script == PYTEST:
+            made = ["-m", PYTEST, f"--rootdir={ROOT}", f"--cka-memory-json={file}"]
+        else:
+            made = [str(HERE / self.script), "--json", str(file)]
+        return [sys.executable, *made, *self.arguments, *arguments]
 
 
 ALL: tuple[str, ...] = ()
+PYTEST = "pytest"
+EINOPS = ("layers", "packing")
 
 TABLES = {
     "leaks": Table(
         "leaks-torch-{torch}.json", ("docs/gallery.md", *COUNTER), "leaks.py",
         minutes=10, needs="pytest-memray; Python 3.13.3 for limit_leaked_objects",
+        part=("pytest-cka-memory",), sums=("pytest-memray",),
     ),
     "tests and tensors": Table(
         "unit-cost-torch-{torch}.json",
@@ -77,11 +93,14 @@ TABLES = {
     "repairs": Table(
         "repairs-torch-{torch}.json", ("pytest_cka_memory/repair", *DEVICE), "repairs.py",
         minutes=60, needs="the programs' packages: diffusers, lightning, monai, peft, timm, …",
+        part=("--only", "imagenet_resnet18", "--only", "mingpt"), sums=("summary", "conditions"),
     ),
     "recordings": Table(
         "recordings-torch-{torch}.json",
         ("pytest_cka_memory/snapshots", *DEVICE), "replay_recordings.py",
         minutes=6, needs="a folder of recordings; those of other people are not in this repository",
+        part=ALL,
+        chosen="FOLDER",
     ),
     "logs": Table(
         "log-size-torch-{torch}.json",
@@ -91,11 +110,11 @@ TABLES = {
     "programs on machines": Table(
         "machines-programs-torch-{torch}.json",
         ("pytest_cka_memory/stored", "pytest_cka_memory/core", *COUNTER), "machines.py",
-        ("programs",), minutes=11,
+        ("programs",), minutes=11, part=ALL,
     ),
     "networks on machines": Table(
         "machines-networks-torch-{torch}.json", COUNTER, "machines.py",
-        ("networks", "--every=8"), minutes=9,
+        ("networks", "--every=8"), minutes=9, part=("--every=40",),
     ),
     "explanations": Table(
         "explanation-cost-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
@@ -115,37 +134,42 @@ TABLES = {
         "other-suites-amd-epyc-torch-{torch}.json",
         ("pytest_cka_memory/plugin", *COUNTER), "other_suites.py",
         minutes=15, needs="--repeat N and the suites; caches that an earlier run has filled",
+        part=("skorch=--pyargs skorch.tests.test_classifier skorch.tests.test_regressor",),
+        sums=("ratio",),
     ),
     "suites' reserve": Table(
         "reserve-suites-torch-{torch}.json",
         ("pytest_cka_memory/measure", *DEVICE), "reserve_suites.py",
         ("--device", "emulate:cuda:a100"),
         minutes=15, needs="the suites, and what their tests import",
+        part=(f"einops={' '.join(f'einops-0.8.2/einops/tests/test_{it}.py' for it in EINOPS)}",),
     ),
     "soak": Table(
         "soak-torch-{torch}.json", COUNTER, "soak.py", needs="OMP_NUM_THREADS=1 on a busy machine"
     ),
     "gates": Table(
-        "gates-amd-epyc-torch-{torch}.json", ("cka", "tests/gates"), "", minutes=4,
-        needs="pytest tests/gates --cka-memory-json=FILE",
+        "gates-amd-epyc-torch-{torch}.json", ("cka", "tests/gates"), PYTEST,
+        (str(ROOT / "tests" / "gates"), "-q"), part=ALL, sums=("session",),
     ),
     "cka by chance": Table(
         "calibration-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "calibration.py",
-        ("false-positives",), minutes=20,
+        ("false-positives",), minutes=20, part=("--pairs", "200"),
     ),
     "cost of resamples": Table(
         "calibration-cost-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "calibration.py",
         ("cost",), minutes=15,
     ),
     "intervals": Table(
-        "confidence-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "confidence.py", minutes=3
+        "confidence-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "confidence.py", minutes=3,
+        part=ALL,
     ),
     "measures": Table(
         "measures-errors-torch-{torch}.json", ("cka",), "measures.py", ("errors",), minutes=2,
         part=ALL,
     ),
     "measures by chance": Table(
-        "measures-chance-torch-{torch}.json", ("cka",), "measures.py", ("chance",), minutes=5
+        "measures-chance-torch-{torch}.json", ("cka",), "measures.py", ("chance",), minutes=5,
+        part=ALL,
     ),
     "parts of batches": Table(
         "measures-parts-torch-{torch}.json", ("cka",), "measures.py", ("parts",), minutes=2,
@@ -181,6 +205,8 @@ TABLES = {
     "emulated suites": Table(
         "emulated-suites-torch-{torch}.json", DEVICE, "emulated_suites.py",
         minutes=120, needs="clones of the projects, and what their tests import",
+        part=ALL,
+        chosen="FOLDER pytorch-metric-learning",
     ),
     "fine-tuning": Table(
         "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft",
@@ -200,6 +226,8 @@ TABLES = {
         "recorded-programs.json",
         ("pytest_cka_memory/snapshots", *DEVICE), "real_cards/recorded.py",
         minutes=30, needs="einops, einx, jaxtyping; a folder of the repositories that it names",
+        part=ALL,
+        chosen="FOLDER wedsonlin",
     ),
     "accelerate": Table(
         "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",
@@ -231,10 +259,14 @@ TABLES = {
     "suites of Triton": Table(
         "triton-suites-torch-{torch}.json", DEVICE, "triton_suites.py",
         minutes=60, needs="checkouts of the suites, and what they import",
+        part=ALL,
+        chosen="FOLDER --suites kernels",
     ),
     "foreign programs": Table(
         "foreign-programs-torch-{torch}.json", DEVICE, "foreign_programs.py",
         minutes=60, needs="checkouts of the projects, and what they import",
+        part=ALL,
+        chosen="FOLDER --only TRL",
     ),
     "Inductor's operators": Table(
         "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
@@ -247,6 +279,7 @@ TABLES = {
         "published_leaks.py", minutes=2,
         needs="--folder FOLDER, and what the libraries require; see the script",
         part=ALL,
+        chosen="--folder FOLDER",
     ),
     "reported leaks": Table(
         "reported-leaks-torch-{torch}.json",
@@ -262,10 +295,13 @@ TABLES = {
     "PyTorch's tests": Table(
         "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py",
         minutes=10, needs="expecttest",
+        part=("--tests", "test_all_reduce*", "test_broadcast*", "test_ddp_*buffer*"),
     ),
     "PyTorch's test files": Table(
         "torch-distributed-files-torch-{torch}.json", DEVICE, "torch_distributed_files.py",
         minutes=60, needs="test/distributed of a checkout of PyTorch, expecttest",
+        part=ALL,
+        chosen="FOLDER tensor/parallel/test_tp_random_state.py",
     ),
 }  # fmt: skip
 
@@ -334,16 +370,13 @@ def renew(names: Sequence[str], more: Sequence[str]) -> None:
     """Measure tables again, note the conditions, and draw the tables of the docs."""
     for name in names:
         table = TABLES[name]
-        if not table.script:
-            sys.exit(f"{name} has no script of its own: {table.needs}")
         given = conditions(("torch", "pytest"))
         file = RESULTS / table.file.format(torch=str(given["torch"]).partition("+")[0])
         print(
             f"{name}: about {table.minutes} minutes; needs {table.needs or 'nothing'}", flush=True
         )
-        command = [sys.executable, str(HERE / table.script), *table.arguments, *more]
         before = _written(file)
-        ended = subprocess.run([*command, "--json", str(file)], check=False)
+        ended = subprocess.run(table.command(more, file), check=False)
         if _written(file) == before:  # a script exits with 1 after a result that is not as expected
             sys.exit(f"{name}: {table.script} exited with {ended.returncode} and wrote no result")
         known = json.loads(CONDITIONS.read_text("utf-8"))
@@ -369,14 +402,16 @@ def confirm(names: Sequence[str], more: Sequence[str]) -> bool:
         file = RESULTS / table.file.format(torch=str(now["torch"]).partition("+")[0])
         if table.part is None:
             sys.exit(f"{name}: no part can be compared; measure it: python {sys.argv[0]} '{name}'")
+        if table.chosen and not more:
+            write = f"python {sys.argv[0]} --confirm {name!r} -- {table.chosen}"
+            sys.exit(f"{name}: name a part: {write}")
         if not file.exists():
             print(f"{name}: was not measured with torch {now['torch']}", flush=True)
             continue
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "part.json"
-            command = [sys.executable, str(HERE / table.script), *table.arguments, *table.part]
             done = subprocess.run(
-                [*command, *more, "--json", str(written)],
+                table.command([*table.part, *more], written),
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
             )  # fmt: skip
             if not written.exists():
@@ -387,13 +422,14 @@ def confirm(names: Sequence[str], more: Sequence[str]) -> bool:
                 all_same = False
                 continue
             part = json.loads(written.read_text("utf-8"))
-        lines = differences(part, json.loads(file.read_text("utf-8")), ignored=table.sums)
+        stored = json.loads(file.read_text("utf-8"))
+        lines = differences(part, stored, ignored=table.sums)
         if lines:
             print(f"{name}: {len(lines)} differences", *lines[:9], sep="\n  ", flush=True)
             all_same = False
             continue
         known = json.loads(CONDITIONS.read_text("utf-8"))
-        of = "all rows" if table.part == ALL else "a part"
+        of = "a part" if differences(stored, part, ignored=table.sums) else "all rows"
         kept = {key: now[key] for key in ("date", "commit", "processor")}
         known[file.name]["confirmed"] = {"part": of, **kept}
         CONDITIONS.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
@@ -413,13 +449,16 @@ def main() -> None:
         "--confirm", action="store_true",
         help="measure a part of these, or of all that have one, and compare it with the result",
     )  # fmt: skip
-    arguments, more = parser.parse_known_args()
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    arguments, more = parser.parse_known_args(given[:end])
+    more += given[end + 1 :]
     unknown = set(arguments.tables) - set(TABLES)
     if unknown:
         parser.error(f"unknown tables: {', '.join(sorted(unknown))}. Known: {', '.join(TABLES)}")
     if arguments.confirm:
         named = arguments.tables or [
-            name for name, table in TABLES.items() if table.part is not None
+            name for name, table in TABLES.items() if table.part is not None and not table.chosen
         ]
         sys.exit(0 if confirm(named, more) else 1)
     if arguments.tables:
