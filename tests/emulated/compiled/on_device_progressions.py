@@ -140,12 +140,14 @@ CASES = {
         store("%both"),
     ],
     "load outside in the last program": [
-        number("far", 2**28),
+        number("far", 2**40, "i64"),  # nearer, there may be another segment of the device
         number("two", 2),
         compared("late", "sgt", "%ids", "%two"),
-        "%a = arith.muli %ids, %far : tensor<8xi32>",
-        "%b = arith.addi %a, %range : tensor<8xi32>",
-        load_at("v", "%b", "%late"),
+        "%long = arith.extsi %ids : tensor<8xi32> to tensor<8xi64>",
+        "%each = arith.extsi %range : tensor<8xi32> to tensor<8xi64>",
+        "%a = arith.muli %long, %far : tensor<8xi64>",
+        "%b = arith.addi %a, %each : tensor<8xi64>",
+        load_at("v", "%b", "%late", element="i64"),
         store("%v"),
     ],
     "store outside in the last program": [
@@ -157,9 +159,10 @@ CASES = {
         store("%v", to="%q"),
     ],
     "load before the start": [
-        number("far", -(2**27)),
-        "%a = arith.addi %range, %far : tensor<8xi32>",
-        load_at("v", "%a"),
+        number("far", -(2**40), "i64"),
+        "%long = arith.extsi %range : tensor<8xi32> to tensor<8xi64>",
+        "%a = arith.addi %long, %far : tensor<8xi64>",
+        load_at("v", "%a", element="i64"),
         store("%v"),
     ],
     "steps as large as the address space": [
