@@ -69,7 +69,7 @@ def interpreter(version: str | None) -> str:
         return sys.executable
     found = [shutil.which(f"python{version}")]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-    found += [str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{version}.*"))]
+    found += [str(path / "bin" / "python3") for path in sorted(pyenv.glob(f"{version}.*"))]
     if shutil.which("uv"):
         asked = subprocess.run(
             ["uv", "python", "find", "--no-python-downloads", version],

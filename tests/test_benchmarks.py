@@ -318,7 +318,7 @@ def test_interpreter_of_pyenv_is_found_if_none_is_on_the_path(
     import versions_environments
 
     own = "{}.{}".format(*sys.version_info)
-    python = tmp_path / "versions" / f"{own}.99" / "bin" / "python"
+    python = tmp_path / "versions" / f"{own}.99" / "bin" / "python3"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
