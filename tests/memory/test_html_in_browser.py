@@ -133,6 +133,11 @@ def seen_emulated(tmp_path_factory, request):
 
 
 def look_at(report, tmp_path_factory):
+    """Return what a script sees of a report in each of four windows."""
+    return views_of(html_page.render(report), LOOK, tmp_path_factory)
+
+
+def views_of(page, script, tmp_path_factory):
     """Return what a script sees in each of four windows, which are frames of one page.
 
     A frame has its own width and colours; a window of Chromium is at least 500 pixels wide.
@@ -140,7 +145,7 @@ def look_at(report, tmp_path_factory):
     if BROWSER is None:
         pytest.skip("Chromium is not installed")
     folder = tmp_path_factory.mktemp("browser")
-    page = html_page.render(report).replace("</body>", f"<script>{LOOK}</script></body>")
+    page = page.replace("</body>", f"<script>{script}</script></body>")
     frames = (
         f"<iframe style='width:{width}px;height:900px;border:0;color-scheme:{colour}' "
         f'srcdoc="{html.escape(page)}"></iframe>'
@@ -281,3 +286,29 @@ def test_dark_page_has_its_own_colours_and_text_is_readable(seen):
     assert luminance(dark["paper"]) < 0.1
     for view in (light, dark):
         assert [pair for pair in view["inks"] if contrast(*pair) < 4.5] == []
+
+
+def test_page_of_repairs_breaks_names_and_wraps_prose_where_there_is_room(tmp_path_factory):
+    """Only its code scrolls sideways, and not on a wide page, where the table fits."""
+    prose = "not tried: " + "micro-batches, because the model does not return its loss; " * 4
+    table = "save activations on the host".ljust(95) + "|"
+    found = {"test": f"tests/test_large.py::test_{'large_' * 20}batch", "text": f"{table}\n{prose}"}
+    script = """
+    const code = document.querySelector("pre");
+    const seen = {
+      width: innerWidth,
+      dark: matchMedia("(prefers-color-scheme: dark)").matches,
+      scroll: document.documentElement.scrollWidth,
+      codeScrolls: code.scrollWidth > code.clientWidth,
+      lines: Math.round(code.getBoundingClientRect().height / parseFloat(
+        getComputedStyle(code).lineHeight)),
+    };
+    window.parent.document.getElementById("found").textContent += JSON.stringify(seen) + "\\n";
+    """
+    page = html_page.render_repairs([found])
+    page = re.sub(r"<meta http-equiv=.Content-Security-Policy.*?>", "", page)  # it has no script
+    views = views_of(page, script, tmp_path_factory)
+    assert {width: views[width, "light"]["scroll"] for width in WIDTHS} == {1280: 1280, 390: 390}
+    assert views[390, "light"]["codeScrolls"]
+    assert not views[1280, "light"]["codeScrolls"]
+    assert 4 <= views[1280, "light"]["lines"] <= 6  # the table in one, the prose in two or three
