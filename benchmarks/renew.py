@@ -93,7 +93,8 @@ TABLES = {
     "repairs": Table(
         "repairs-torch-{torch}.json", ("pytest_cka_memory/repair", *DEVICE), "repairs.py",
         minutes=60, needs="the programs' packages: diffusers, lightning, monai, peft, timm, …",
-        part=("--only", "imagenet_resnet18", "--only", "mingpt"), sums=("summary", "conditions"),
+        part=("--only", "imagenet_resnet18", "--only", "mingpt"),
+        sums=("summary", "conditions", "refused"),
     ),
     "recordings": Table(
         "recordings-torch-{torch}.json",

@@ -131,6 +131,9 @@ def test_row_that_differs_is_named_with_both_values(differences):
     ]
     assert differences({"a": {"x": [1, 2]}}, {"a": {"x": [1, 3]}}) == ["a, x 1: 3 stored, now 2"]
     assert differences({"new": 1}, {}) == ["new: not stored, now 1"]
+    assert differences({"mean": 0.72272784}, {"mean": 0.7227278426}) == []
+    assert differences({"error": 3e-16}, {"error": 1e-16}) == []
+    assert differences({"mean": 0.7228}, {"mean": 0.7227}) == ["mean: 0.7227 stored, now 0.7228"]
 
 
 def test_table_without_a_part_cannot_be_confirmed(renewal):
