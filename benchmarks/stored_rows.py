@@ -13,7 +13,8 @@ from typing import Any
 _TIMES = re.compile(
     r"(^|_)(seconds|s|ms|us|minutes|date|load|commit|processor|rss_bytes|user|wall)(_|$)"
 )
-_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+_NUMBER_OF_RUN = re.compile(r"0x[0-9a-f]{6,}|(?<=process )\d+")
+"""An address, or the number of a process."""
 
 
 def differences(
@@ -70,8 +71,8 @@ def _row_differences(
 def _same(value: Any, stored: Any) -> bool:
     if isinstance(value, float) and isinstance(stored, int | float):
         return math.isclose(value, stored, rel_tol=1e-6, abs_tol=1e-12)  # bytes are whole numbers
-    if isinstance(value, str) and isinstance(stored, str):  # addresses differ with each run
-        return _ADDRESS.sub("0x", value) == _ADDRESS.sub("0x", stored)
+    if isinstance(value, str) and isinstance(stored, str):
+        return _NUMBER_OF_RUN.sub("", value) == _NUMBER_OF_RUN.sub("", stored)
     return type(value) is type(stored) and value == stored
 
 
