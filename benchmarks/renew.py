@@ -94,7 +94,7 @@ TABLES = {
         "repairs-torch-{torch}.json", ("pytest_cka_memory/repair", *DEVICE), "repairs.py",
         minutes=60, needs="the programs' packages: diffusers, lightning, monai, peft, timm, …",
         part=("--only", "imagenet_resnet18", "--only", "mingpt"),
-        sums=("summary", "conditions", "refused"),
+        sums=("summary", "conditions"),
     ),
     "recordings": Table(
         "recordings-torch-{torch}.json",
