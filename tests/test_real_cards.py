@@ -193,6 +193,26 @@ def test_case_with_a_program_of_its_source_is_left_out_without_copies(
     )
 
 
+def test_another_file_of_results_is_written_instead(
+    real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With ``--json``, as a part is measured to be compared, the stored predictions stay."""
+    import run
+
+    before = {"growth_doplxyz": {"figures": {}}}
+    stored, written = tmp_path / "stored.json", tmp_path / "part.json"
+    stored.write_text(json.dumps(before), "utf-8")
+    monkeypatch.setattr(run, "RESULTS", stored)
+    monkeypatch.setattr(run, "chosen", lambda case, interpreters: sys.executable)
+    found = {"torch": "2.14.1", "seconds": 1.0, "figures": {"peak": 100}}
+    monkeypatch.setattr(run, "predict", lambda *arguments, **named: found)
+    monkeypatch.setattr(sys, "argv", ["run.py", "growth_doplxyz", "--json", str(written)])
+    run.main()
+    (figures,) = [it["figures"] for it in json.loads(written.read_text("utf-8")).values()]
+    assert figures["peak"]["bytes"] == 100
+    assert json.loads(stored.read_text("utf-8")) == before
+
+
 def test_reserves_with_other_addresses_stand_beside_the_prediction(
     real_cards: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

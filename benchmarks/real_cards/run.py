@@ -263,12 +263,15 @@ def main() -> None:
     parser.add_argument(
         "--late", action="store_true", help="predict again, with the highest reserve by streams"
     )
-    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # for renew.py
+    parser.add_argument("--json", type=Path, help="write here instead, as renew.py does")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         one(args.one[0], args.one[1], Path(args.one[2]))
         return
+    if args.json:
+        global RESULTS
+        RESULTS = args.json
     for name in args.cases or cases.names():
         case = cases.load(name)
         print(f"{name}: {case.title}", flush=True)
