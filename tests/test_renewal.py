@@ -1,6 +1,7 @@
 """Which results are older than their code, and that each result belongs to a table."""
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -38,7 +39,9 @@ def test_every_result_belongs_to_a_table_and_has_its_conditions(renewal):
 def test_code_and_scripts_of_tables_exist(renewal):
     """Each table names a script and folders that are there."""
     for table in renewal["TABLES"].values():
-        assert table.script == renewal["PYTEST"] or (BENCHMARKS / table.script).is_file()
+        if table.script != renewal["PYTEST"]:
+            script = (BENCHMARKS / table.script).read_text("utf-8")
+            assert re.search(r"\b(args|arguments|options)\.json\b", script), "it writes where it is told to"
         assert [folder for folder in table.code if not (ROOT / folder).exists()] == []
 
 

@@ -335,8 +335,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--orders", type=int, help="add the reserve with addresses in as many orders"
     )
     parser.add_argument("--repeat", type=int, help="add the reserve of as many further runs")
-    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # for renew.py
+    parser.add_argument("--json", type=Path, help="write here instead, as renew.py does")
     options = parser.parse_args(arguments)
+    if options.json:
+        global RESULTS
+        RESULTS = options.json
     chosen = [p for p in PROGRAMS if not options.names or p.name.startswith(tuple(options.names))]
     for program in chosen:
         git = git_directory(options.folder, program.repository)
