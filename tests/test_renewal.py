@@ -41,7 +41,9 @@ def test_code_and_scripts_of_tables_exist(renewal):
     for table in renewal["TABLES"].values():
         if table.script != renewal["PYTEST"]:
             script = (BENCHMARKS / table.script).read_text("utf-8")
-            assert re.search(r"\b(args|arguments|options)\.json\b", script), "it writes where it is told to"
+            assert re.search(r"\b(args|arguments|options)\.json\b", script), (
+                "it writes where it is told to"
+            )
         assert [folder for folder in table.code if not (ROOT / folder).exists()] == []
 
 
