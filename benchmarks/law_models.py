@@ -1,4 +1,4 @@
-"""Training steps of 20 models of 8 families, for the laws of their peaks."""
+"""Training steps of 20 models of 9 families, for the laws of their peaks."""
 
 from collections.abc import Callable
 from typing import Any

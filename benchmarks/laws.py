@@ -2,7 +2,7 @@
 
 python benchmarks/laws.py [--only NAME] [--json FILE]
 
-20 models of 8 families on an emulated H100 without values, each with a training step whose sizes
+20 models of 9 families on an emulated H100 without values, each with a training step whose sizes
 are doubled twice; one more is a language model under FSDP on 4 emulated cards. Each size is then
 measured at 16 times the largest value of it that the law was found from, with the others at their
 largest given ones.

@@ -216,9 +216,8 @@ TABLES = {
     "real cards": Table(
         "real-cards.json", DEVICE, "real_cards/run.py", minutes=60,
         needs="diffusers, peft, timm, torchao; --interpreter and --sources of others",
-        part=("attention_damek", "attention_duoan", "attention_enzoding", "checkpointing_vyas",
-              "growth_doplxyz", "transformer_blocks_duoan", "transformer_duoan", "vision_raschka",
-              "workspace_pytorch"),
+        part=("attention_damek", "attention_enzoding", "checkpointing_vyas", "growth_doplxyz",
+              "vision_raschka", "workspace_pytorch"),
         chosen="--interpreter PYTHON_WITH_TORCH_2.9.1 PYTHON_WITH_TORCH_2.14.1",
         sums=("first_bytes",),
     ),

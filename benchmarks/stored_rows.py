@@ -42,7 +42,7 @@ def differences(
                 continue
             if key in stored:
                 lines += differences(value, stored[key], place, ignored=ignored)
-            else:
+            elif value not in ({}, []):  # a key for what there may be, such as failures
                 lines.append(f"{place}: not stored, now {_short(value)}")
         return lines
     if isinstance(part, list) and isinstance(stored, list):

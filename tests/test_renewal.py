@@ -135,7 +135,7 @@ def test_row_that_differs_is_named_with_both_values(differences):
         "c, case: 'b' stored, now 'c'"
     ]
     assert differences({"a": {"x": [1, 2]}}, {"a": {"x": [1, 3]}}) == ["a, x 1: 3 stored, now 2"]
-    assert differences({"new": 1}, {}) == ["new: not stored, now 1"]
+    assert differences({"new": 1, "failed": {}}, {}) == ["new: not stored, now 1"]
     assert differences({"mean": 0.72272784}, {"mean": 0.7227278426}) == []
     assert differences({"error": 3e-16}, {"error": 1e-16}) == []
     assert differences({"printed": "process 7 ended"}, {"printed": "process 81 ended"}) == []
