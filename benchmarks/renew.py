@@ -194,6 +194,7 @@ TABLES = {
         "notebook-emulated-a100-torch-{torch}.json", DEVICE, "side_by_side_published.py",
         minutes=10, needs="--peers",
         part=ALL,
+        chosen="--peers FOLDER",
     ),
     "OpInfo": Table(
         "opinfo-emulated-h100-torch-{torch}.json", DEVICE, "opinfo.py",
