@@ -104,7 +104,8 @@ def main() -> None:
     for path, snapshot in snapshots(options.folder):
         name = str(path.relative_to(options.folder))
         if isinstance(snapshot, CkaMemoryError):
-            rows.append({"recording": name, "error": str(snapshot)})
+            # The same wherever the folder is.
+            rows.append({"recording": name, "error": str(snapshot).replace(str(path), name)})
             print(name, snapshot)
             continue
         for device in snapshot.devices:
