@@ -142,7 +142,9 @@ TABLES = {
         "reserve-suites-torch-{torch}.json",
         ("pytest_cka_memory/measure", *DEVICE), "reserve_suites.py",
         ("--device", "emulate:cuda:a100"),
-        minutes=15, needs="the suites, and what their tests import",
+        minutes=15,
+        needs="the suites, and what their tests import; for the part einops 0.8.2, and here its "
+        "unpacked source distribution",
         part=(f"einops={' '.join(f'einops-0.8.2/einops/tests/test_{it}.py' for it in EINOPS)}",),
     ),
     "soak": Table(
