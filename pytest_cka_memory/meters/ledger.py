@@ -143,7 +143,8 @@ class Ledger(Locking):
         """Those who count what collections free."""
         # In torch 2.9, a collection may free only the Python object of a live storage, if that
         # object was part of a cycle, as in torch.save.
-        self._maybe_alive: dict[int, Entry] = {}
+        self._maybe_alive: dict[int, tuple[Entry, bool]] = {}
+        """By their addresses, with whether each is in shared memory."""
         # Also there, the Python object of a storage shared between processes outlives it.
         self._shared: dict[int, StorageWeakRef] = {}
         # A collection inside settle() may run a __del__ that computes with tensors, because the
@@ -207,8 +208,14 @@ class Ledger(Locking):
             return
         if known is not None:  # freed, and its address was used again
             self._remove(known)
-        maybe_alive = self._maybe_alive.pop(key, None)
-        if maybe_alive is not None and site is None and maybe_alive.size == size:
+        maybe_alive, was_shared = self._maybe_alive.pop(key, (None, False))
+        if (
+            maybe_alive is not None
+            and site is None
+            and maybe_alive.size == size
+            # Otherwise it is another one, such as the next batch of a data loader's worker.
+            and is_shared_memory(storage) == was_shared
+        ):
             self._restore(maybe_alive, storage)
             return
         # The callback may run at any time in any thread, so it takes no lock.
@@ -296,10 +303,11 @@ class Ledger(Locking):
             if isinstance(freed, bool):
                 self._collecting = freed
             elif self._live.get(freed.key) is freed:
+                was_shared = freed.key in self._shared
                 self._remove(freed)
                 if self._collecting:
                     if FREES_ONLY_OBJECTS:
-                        self._maybe_alive[freed.key] = freed
+                        self._maybe_alive[freed.key] = freed, was_shared
                     for counted in self._collected:
                         counted.add(freed)
             self._freed.popleft()  # only now: a RecursionError may have come

@@ -231,3 +231,27 @@ def test_a_forked_child_can_record_although_another_thread_held_the_lock(ledger:
     may_release.set()
     thread.join()
     assert status == 0
+
+
+@pytest.mark.parametrize(("is_shared", "collected_bytes"), [(True, 4000), (False, 0)])
+def test_batch_of_a_worker_is_no_storage_whose_object_was_freed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, is_shared: bool, collected_bytes: int
+) -> None:
+    """In torch 2.9 a collection may free only the Python object of a storage, which then gets
+    another. A storage in shared memory at that address, and of that size, is another storage.
+    """
+    monkeypatch.setattr(ledger_module, "FREES_ONLY_OBJECTS", True)
+    monkeypatch.setattr(ledger_module, "storage_key", lambda storage: 1)
+    collected = ledger.count_collected(ledger.mark())
+    freed = torch.ones(1000)
+    ledger.record(freed.untyped_storage())
+    ledger.note_collection(begins=True)
+    del freed
+    ledger.note_collection(begins=False)
+    assert collected() == 4000
+    other = torch.ones(1000)
+    if is_shared:
+        other.share_memory_()
+    ledger.record(other.untyped_storage())
+    assert collected() == collected_bytes
+    assert ledger.level == 4000
