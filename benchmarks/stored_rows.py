@@ -13,8 +13,10 @@ from typing import Any
 _TIMES = re.compile(
     r"(^|_)(seconds|s|ms|us|minutes|date|load|commit|processor|rss_bytes|user|wall)(_|$)"
 )
-_NUMBER_OF_RUN = re.compile(r"0x[0-9a-f]{6,}|(?<=process )\d+")
-"""An address, or the number of a process."""
+_NUMBER_OF_RUN = re.compile(
+    r"0x[0-9a-f]{6,}|(?<=process )\d+|[0-9a-f]{8}(_[0-9a-f]{4}){3}_[0-9a-f]{12}"
+)
+"""An address, the number of a process, or what names a compiled function."""
 
 
 def differences(

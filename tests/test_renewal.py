@@ -111,12 +111,16 @@ def test_part_of_a_result_is_found_in_it_wherever_its_rows_stand(differences):
         "rows": [
             {"case": "a", "bytes": 1, "seconds": 0.1},
             {"case": "b", "bytes": 2, "seconds": 0.1, "printed": ["reads at 0x82cf57400000"]},
+            {"case": "c", "held_by": "leaks.__compiled_fn_1_31ea5f43_7b99_4836_9438_10470074a5a3"},
         ],
     }
     part = {
         "date": "2026-02-02",
         "operators": 1,
-        "rows": [{"case": "b", "bytes": 2, "seconds": 9.9, "printed": ["reads at 0x7b7afb800200"]}],
+        "rows": [
+            {"case": "b", "bytes": 2, "seconds": 9.9, "printed": ["reads at 0x7b7afb800200"]},
+            {"case": "c", "held_by": "leaks.__compiled_fn_1_abe3195f_b9e4_401b_9834_1de56435e6cf"},
+        ],
     }
     assert differences(part, stored, ignored=("operators",)) == []
     assert differences(part, stored) == ["operators: 3 stored, now 1"]
