@@ -178,7 +178,7 @@ class ReportedRegion:
 
 def begin_region(
     meter: Meter,
-    explainer: Explainer,
+    explainer: Callable[[], Explainer],
     is_thorough: Callable[[], bool],
     also: Collection[str],
     before_reading: Callable[[], None],
@@ -191,17 +191,17 @@ def begin_region(
 
     Args:
         meter: see :class:`.MemoryProbe`, as for the others.
-        explainer: see there.
+        explainer: returns the one described there.
         is_thorough: see there.
         also: see there.
         before_reading: see there.
-        needs_evidence: whether `explainer` may explain a figure, or batch boundaries are marked.
+        needs_evidence: whether a figure may be explained, or batch boundaries are marked.
     """
     stack = region_stack_for(meter)
     never_refuses = meter.device == "cpu" and type(meter).refused is Meter.refused
     if never_refuses and meter.knows_blocks and not (needs_evidence or also):
         return ReportedRegion(stack, is_thorough, before_reading)
-    return Region("", stack, explainer, is_thorough, also, before_reading)
+    return Region("", stack, explainer(), is_thorough, also, before_reading)
 
 
 def end_region(

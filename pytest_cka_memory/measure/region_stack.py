@@ -68,9 +68,11 @@ class RegionStack:
     def open(self, *, thorough: bool = True) -> OpenRegion:
         """Clean, then start a region; see :meth:`Meter.clean_before` for `thorough`."""
         collector.repair()  # an exception may have left it disabled
-        self.merge_peaks()
+        if self._shared:
+            self.merge_peaks()
         cleaned = self.meter.clean_before(thorough=thorough)
-        self._add_workspaces(cleaned.workspace_bytes)
+        if cleaned.workspace_bytes is not None:
+            self._add_workspaces(cleaned.workspace_bytes)
         return self._begin(cleaned)
 
     @not_counted
@@ -114,7 +116,7 @@ class RegionStack:
         region: OpenRegion,
         *,
         thorough: bool = True,
-        before_cleaning: Callable[[int], None] = lambda live_bytes: None,
+        before_cleaning: Callable[[int], None] | None = None,
     ) -> Iterator[ClosedRegion]:
         """Yield the figures of `region` as :meth:`figures_at_end` does, and end it after the block.
 
@@ -129,7 +131,7 @@ class RegionStack:
         self,
         region: OpenRegion,
         thorough: bool,
-        before_cleaning: Callable[[int], None] = lambda live_bytes: None,
+        before_cleaning: Callable[[int], None] | None = None,
         *,
         lists_survivors: bool = True,
     ) -> ClosedRegion:
@@ -138,18 +140,21 @@ class RegionStack:
         Before anything is freed, `before_cleaning` is called with the bytes of the region that are
         live; it may collect garbage. To list the survivors takes a moment for each of them.
         """
-        self.merge_peaks()
+        if self._shared:
+            self.merge_peaks()
         mark = region.peaks.mark
         has_waited = region.peaks.settle()  # what threads free now is not garbage
         live_bytes = self.meter.retained_since(mark)
         if live_bytes and not has_waited:
             self.meter.wait_for_threads()
             live_bytes = self.meter.retained_since(mark)
-        before_cleaning(live_bytes)
+        if before_cleaning is not None:
+            before_cleaning(live_bytes)
         has_reserve = region.start.reserved_bytes is not None
         reserved_bytes = region.peaks.reserved() if has_reserve else None
         cleaned = self.meter.clean_after(mark, thorough=thorough)
-        self._add_workspaces(cleaned.workspace_bytes)
+        if cleaned.workspace_bytes is not None:
+            self._add_workspaces(cleaned.workspace_bytes)
         host_bytes = self.meter.host_retained_since(mark)
         retained_bytes = self.meter.retained_since(mark)
         garbage_bytes = live_bytes - retained_bytes - (cleaned.workspace_bytes or 0)
@@ -185,8 +190,6 @@ class RegionStack:
         The reset for an inner region would otherwise erase the peak of the outer one. None if no
         open region shares the counter.
         """
-        if not self._shared:  # most devices have peaks of each region
-            return None
         with self._lock:  # another thread's region must not reset the counter in between
             shared = _still_live(self._shared)
             if not shared:
@@ -206,11 +209,10 @@ class RegionStack:
         with self._lock:
             self._shared = _without(peaks, self._shared)
 
-    def _add_workspaces(self, dropped_bytes: int | None) -> None:
+    def _add_workspaces(self, dropped_bytes: int) -> None:
         """Add dropped workspaces to every open region, because regions may nest."""
-        if dropped_bytes is not None:
-            for region in _still_live(self._open):
-                region.workspace_bytes = (region.workspace_bytes or 0) + dropped_bytes
+        for region in _still_live(self._open):
+            region.workspace_bytes = (region.workspace_bytes or 0) + dropped_bytes
 
 
 T = TypeVar("T")

@@ -105,7 +105,8 @@ class Garbage:
         the last test, then everything that these two allocated has been freed.
         """
         level = self._level_with_garbage = self._level()
-        if self._is_suspected() or level not in {*self._clean_levels, self._quiet_level}:
+        is_known = level in self._clean_levels or level == self._quiet_level
+        if not is_known or (self._suspected is not None and self._is_suspected()):
             self._quiet_level = None
             return
         self._quiet_level = level
@@ -123,14 +124,17 @@ class Garbage:
         """
         level = level_with_garbage = self._level()
         is_clean = True
-        if self._is_suspected() or level not in self._clean_levels:
+        # Here and above, most tests have nothing that is suspected: a call would take longer.
+        if level not in self._clean_levels or (
+            self._suspected is not None and self._is_suspected()
+        ):
             has_old = self._promotions != _promotions()
             collect(1)
             was_old = self._is_suspected() or self._kept
             if was_old or (has_old and self._level() not in self._clean_levels):
                 is_clean = self._collect_all(thorough)
             level = self._level()
-        elif self._is_slow():
+        elif self._last_s > _SLOW_S:
             collect(1)  # what is young at the end of the region has then been made in it
             level = self._level()
         promotions = self._start_promotions = _promotions()
@@ -149,10 +153,6 @@ class Garbage:
             self._suspected = None
         return self._suspected is not None
 
-    def _is_slow(self) -> bool:
-        """Whether a full collection takes so long that it is worth avoiding."""
-        return self._last_s > _SLOW_S
-
     def collect_after(self, retained: Callable[[], int], *, thorough: bool = True) -> bool:
         """Free what is garbage if anything that a region has allocated is still live.
 
@@ -167,7 +167,7 @@ class Garbage:
         """
         if not retained():
             return True
-        all_young = self._is_slow() and self._start_promotions == _promotions()
+        all_young = self._last_s > _SLOW_S and self._start_promotions == _promotions()
         collect(1)
         if not retained():
             return True
@@ -185,7 +185,7 @@ class Garbage:
         start_s = self._clock()
         may_wait = not thorough and self._level() <= _SMALL_BYTES
         expected_s = self._spent_s + self._last_s
-        if may_wait and self._is_slow() and expected_s > _SHARE * start_s:
+        if may_wait and self._last_s > _SLOW_S and expected_s > _SHARE * start_s:
             return False
         collect()
         self._last_s = self._clock() - start_s

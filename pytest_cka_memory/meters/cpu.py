@@ -4,6 +4,7 @@ Each allocation is counted in C: see ``blocks/csrc/hooks.c`` and ``blocks.c`` be
 """
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
@@ -70,13 +71,17 @@ class BlockMeter(Meter):
         return self.clean_before(thorough=True).workspace_bytes
 
     def clean_before(self, *, thorough: bool) -> Cleaned:
-        self._check(is_intact() or repair())
-        return Cleaned(garbage_left=not self._garbage.collect_before(thorough=thorough))
+        if not (is_intact() or repair()):
+            self._fail()
+        return _CLEAN if self._garbage.collect_before(thorough=thorough) else _GARBAGE_LEFT
 
     def clean_after(self, mark: int, *, thorough: bool) -> Cleaned:
-        self._check(is_intact())
+        if not is_intact():
+            self._fail()
+        if not self._counter.retained_since(mark):  # as after most tests
+            return _CLEAN
         is_clean = self._garbage.collect_after(lambda: self.retained_since(mark), thorough=thorough)
-        return Cleaned(garbage_left=not is_clean)
+        return _CLEAN if is_clean else _GARBAGE_LEFT
 
     def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
         if objects_dropped:
@@ -110,14 +115,13 @@ class BlockMeter(Meter):
         return self._counter.block_at(address)
 
     @staticmethod
-    def _check(is_counted: bool) -> None:
-        """Raise an error if allocations are no longer counted, because every limit would pass."""
-        if not is_counted:
-            raise DeviceError(
-                "cpu can no longer be measured: something, perhaps a memory profiler, has "
-                "replaced the functions by which torch allocates memory; run without that "
-                "tool, or set CKA_MEMORY_NATIVE=0 to count tensors instead"
-            )
+    def _fail() -> NoReturn:
+        """Raise an error: allocations are no longer counted, so that every limit would pass."""
+        raise DeviceError(
+            "cpu can no longer be measured: something, perhaps a memory profiler, has "
+            "replaced the functions by which torch allocates memory; run without that "
+            "tool, or set CKA_MEMORY_NATIVE=0 to count tensors instead"
+        )
 
     def _add_live(self) -> None:
         """Count what was allocated before counting began, as far as Python objects hold it."""
@@ -142,6 +146,9 @@ def _not_counted() -> str:
     return "packed weights of quantised layers and pinned memory are not counted"
 
 
+_CLEAN, _GARBAGE_LEFT = Cleaned(), Cleaned(garbage_left=True)
+
+
 class _RegionPeaks(BlockPeaks):
     def __init__(
         self, counter: Counter, other_memory: OtherMemory, collected: CollectedBlocks
@@ -152,16 +159,13 @@ class _RegionPeaks(BlockPeaks):
 
     def start(self) -> Reading:
         level = self._region.start_level
-        return _reading(level, level)
+        return Reading(level, level, level)
 
     def read(self) -> Reading:
-        levels = self._region.read()
-        return Reading(
-            allocated_bytes=levels.level,
-            requested_bytes=levels.level,
-            peak_bytes=levels.peak,
-            peak_without_scratch_bytes=self._region.peak_without_scratch(),
-        )
+        figures = self._region.figures()
+        level: int = figures.level
+        without_scratch = self._region.peak_without_scratch()
+        return Reading(level, level, figures.peak, peak_without_scratch_bytes=without_scratch)
 
     def sampled(self, levels: Levels) -> Reading:
         return _reading(levels.level, levels.peak, self._other_memory.prefetched_bytes())

@@ -45,7 +45,7 @@ class Users:
 
     def add(self, user: object) -> None:
         """Add `user`, also if it is known already."""
-        live = [known for known in self._known if known[0]() is not None]
+        live = [known for known in self._known if known[0]() is not None] if self._known else []
         self._known = [*live, (weakref.ref(user), threading.get_ident())]
 
     def remove(self, user: object) -> None:
@@ -143,7 +143,8 @@ class PatchGroup:
 
     def fits(self) -> bool:
         """Whether each attribute is what it was when its patch was created."""
-        return all(patch.attributes.get(patch.name) is patch.before for patch in self.patches)
+        changed = [it for it in self.patches if it.attributes.get(it.name) is not it.before]
+        return not changed
 
     def apply(self) -> None:
         """Replace the attributes."""
@@ -173,7 +174,7 @@ class SharedPatches(Locking, ABC):
         super().__init__()
         _all[:] = [*(known for known in _all if known() is not None), weakref.ref(self)]
         self._users = Users()
-        self._patches: list[Undoable] = []
+        self.applied: list[Undoable] = []
         """Those that are not undone yet, for example because a user's own patch hides them."""
         self._are_complete = False
         """Whether all are applied; False if applying them was interrupted."""
@@ -195,12 +196,13 @@ class SharedPatches(Locking, ABC):
     def start(self, user: object) -> None:
         """Apply the patches until `user` stops them or is freed."""
         if not self._users:
-            left = [it for known in _all if (it := known()) is not None and it.has_patches()]
+            left = [it for known in _all if (it := known()) is not None and it.applied]
             for shared in left * 2:  # one that interrupted calls have left may hide another
                 shared.undo_if_unused()
         with self._lock:
             if not (self._are_complete and self._users):
-                self.undo_patches()
+                if self.applied:
+                    self.undo_patches()
                 self._apply()
                 self._are_complete = True
             self._users.add(user)
@@ -212,10 +214,6 @@ class SharedPatches(Locking, ABC):
             if not self._users:
                 self.undo_patches()
 
-    def has_patches(self) -> bool:
-        """Whether any patch is not undone yet."""
-        return bool(self._patches)
-
     def undo_if_unused(self) -> None:
         """Undo what is left of users that were freed without stopping."""
         with self._lock:
@@ -224,16 +222,14 @@ class SharedPatches(Locking, ABC):
 
     def _apply(self) -> None:
         for patch in self.make_patches():
-            self._patches.append(patch)
+            self.applied.append(patch)
             patch.apply()
 
     def undo_patches(self) -> None:
         """Undo what was applied, as far as other code does not hide it; the lock is held."""
         self._are_complete = False
-        if not self._patches:
-            return
-        newest_first = self._patches[::-1]
-        self._patches = [patch for patch in newest_first if not patch.undo()][::-1]
+        newest_first = self.applied[::-1]
+        self.applied = [patch for patch in newest_first if not patch.undo()][::-1]
 
 
 class JoinedPatches(SharedPatches):

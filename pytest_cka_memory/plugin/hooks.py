@@ -28,6 +28,7 @@ from pytest_cka_memory.plugin.settings import settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.base import Meter
+    from pytest_cka_memory.plugin.judging import ItemJudge
 
 
 class Hooks:
@@ -38,6 +39,8 @@ class Hooks:
         self._measurement: ModuleType | None = None
         self._meter: Meter | None = None
         """That of the session, from when it is known."""
+        self._judge: ItemJudge | None = None
+        """Of the test that is being called, if it is measured."""
         self._regions: shared_regions.FixtureRegions | None = None
         self._serials: dict[pytest.FixtureDef[Any], int | None] = {}
         """The number of allocations before each class and module was set up; None if nothing was
@@ -98,13 +101,13 @@ class Hooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         released = kept_tracebacks.release_at_setup(item)
-        meter = self._known_meter()
+        meter = self._meter or self._known_meter()
         if meter is not None:
             if released:
                 meter.between_regions(objects_dropped=True, since=self._start_serial)
             meter.between_regions()
             self._start_serial = meter.serial()
-        self._measuring().begin(item)
+        (self._measurement or self._measuring()).begin(item)
         if self._regions is not None:
             self._regions.is_running = True
 
@@ -112,7 +115,7 @@ class Hooks:
     @pytest.hookimpl(specname="pytest_runtest_setup")
     def pytest_runtest_setup_after_skips(self, item: pytest.Item) -> None:
         plan = plan_of(item)
-        if plan.is_measured and self._known_meter() is None:
+        if plan.is_measured and self._meter is None and self._known_meter() is None:
             fail_without_meter(item)
         if plan.scoped_limits:
             shared_regions.begin_scopes(item)
@@ -141,22 +144,35 @@ class Hooks:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        measuring = self._measuring()
+        measuring = self._measurement or self._measuring()
         assert self._regions is not None, "known with what measures"
         self._regions.is_called = True
         try:
-            return (yield from measuring.measured_method(item, measuring.judge_of(item)))
+            judge = self._judge = measuring.judge_of(item)
+            if judge is not None and measuring.is_testcase(item):
+                return (yield from measuring.measured_method(item, judge))
+            result = yield  # what measures a function is closer to its code
+            if judge is not None:
+                judge.refuse_unseen()
+            return result
         finally:
             self._regions.is_called = False
+            self._judge = None
 
     # The innermost wrapper: fixture values are then in both readings and cancel, and pytest has
     # dropped sys.last_traceback, so what an earlier failure kept alive cannot mask a leak.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-        measuring = self._measuring()
+        measuring = self._measurement or self._measuring()
         try:
-            judge = measuring.judge_of(pyfuncitem)
-            return (yield from measuring.measured_function(pyfuncitem, judge))
+            judge = self._judge or measuring.judge_of(pyfuncitem)
+            if judge is None:
+                result = yield
+                measuring.end_unmeasured(pyfuncitem)
+                return result
+            if judge.runs > 1:
+                return (yield from measuring.repeated_function(pyfuncitem, judge))
+            return (yield from measuring.measured_call(pyfuncitem, judge))
         except BaseException:  # another plugin may handle it, so that no report has it
             kept_tracebacks.note_raised(pyfuncitem)
             raise
@@ -180,11 +196,11 @@ class Hooks:
         if when == "setup":
             judge = None
         else:
-            measuring = self._measuring()
+            measuring = self._measurement or self._measuring()
             judge = item.stash.get(measuring.judge_key, None)
         if judge is not None:
             if when == "call":
-                if not failed:  # also a test that is expected to fail
+                if not failed and judge.files is not None:  # also a test that is expected to fail
                     judge.files.remove()
                 if report.longrepr is not None:
                     judge.add_explanations(report)

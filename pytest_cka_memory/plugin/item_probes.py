@@ -75,15 +75,7 @@ class ItemExplainer:
 
 
 class WholeTest(ItemExplainer):
-    """Begins the region around a whole test, and explains its figures.
-
-    Args:
-        item: the test.
-        settings: of the session.
-        limits: those of the test, as of the start of the call.
-        over_runs: those over all runs of it, if there are several.
-        probe: that of the regions in the test and its fixtures.
-    """
+    """Explains the figures of a region around a whole test: see :func:`begin_whole`."""
 
     def __init__(
         self,
@@ -91,33 +83,12 @@ class WholeTest(ItemExplainer):
         settings: Settings,
         limits: Sequence[Limit],
         over_runs: Sequence[Limit],
-        probe: MemoryProbe,
+        records: Sequence[RegionRecord],
     ) -> None:
         super().__init__(item, settings, limits)
         self._over_runs = over_runs
-        self._records = probe.records
-        self._meter = probe.meter
-        self._in_fixtures = len(probe.records)
-        self._has_begun = False
-
-    def begin(self) -> Region | ReportedRegion:
-        """Begin the region; nothing else may reference it, because it references this."""
-        also = _additions_of(self._item, self._settings, self.limits)
-        region = begin_region(
-            *(self._meter, self, self.is_thorough, also),
-            partial(kept_tracebacks.release_in_call, self._item),
-            needs_evidence=bool(self.limits or self._over_runs or self._settings.explain),
-        )
-        self._has_begun = True
-        return region
-
-    def is_thorough(self) -> bool:
-        """Whether the figures of the whole test are more than a row in the report."""
-        settings = self._settings
-        is_exact = settings.explain or settings.baseline.updating or settings.also
-        # As of now: a test may get a marker while it runs.
-        limits = plan_of(self._item).limits if self._has_begun else self.limits
-        return bool(is_exact or self._over_runs or limits)
+        self._records = records
+        self._in_fixtures = len(records)
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures to explain; none of a region that is not reported."""
@@ -126,6 +97,41 @@ class WholeTest(ItemExplainer):
             return self._figures(record, self._over_runs, explains_all=False)
         judged_by = [*self.limits, *self._over_runs]
         return self._figures(record, judged_by, explains_all=self._settings.explain)
+
+
+def begin_whole(
+    item: pytest.Item,
+    settings: Settings,
+    limits: Sequence[Limit],
+    over_runs: Sequence[Limit],
+    meter: Meter,
+    records: Sequence[RegionRecord],
+) -> Region | ReportedRegion:
+    """Begin a region around a whole test.
+
+    Args:
+        item: the test.
+        settings: of the session.
+        limits: those of the test, as of the start of the call.
+        over_runs: those over all runs of it, if there are several.
+        meter: of the session.
+        records: those of the regions in the test and in its fixtures; this one is not added.
+    """
+
+    def is_thorough() -> bool:
+        """Whether its figures are more than a row in the report."""
+        is_exact = settings.explain or settings.baseline.updating or settings.also
+        # As of now: a test may get a marker while it runs.
+        return bool(is_exact or over_runs or limits or plan_of(item).limits)
+
+    return begin_region(
+        meter,
+        partial(WholeTest, item, settings, limits, over_runs, records),
+        is_thorough,
+        _additions_of(item, settings, limits),
+        partial(kept_tracebacks.release_in_call, item),
+        needs_evidence=bool(limits or over_runs or settings.explain),
+    )
 
 
 def _figures_too_high(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> set[str]:
@@ -182,25 +188,36 @@ _RECORDED = "{0}: what the program had recorded when it ran out of memory\n"
 _NONE = "no memory snapshot: "
 
 
-class SnapshotFiles:
-    """What may be written of one test while it is measured.
+def files_of(item: pytest.Item, meter: Meter, settings: Settings) -> "SnapshotFiles | None":
+    """Return what may be written of a test while it is measured; None if that is nothing.
 
     Args:
         item: the test.
         meter: of the session.
+        settings: of the session.
     """
+    # Not on devices that never refuse memory: each test would wait for the name of a file.
+    may_refuse = type(meter).open_refusal_file is not Meter.open_refusal_file
+    if settings.snapshots is None and not may_refuse:
+        return None
+    return SnapshotFiles(item, meter, settings.snapshots, may_refuse=may_refuse)
 
-    def __init__(self, item: pytest.Item, meter: Meter) -> None:
+
+class SnapshotFiles:
+    """What may be written of one test while it is measured: see :func:`files_of`."""
+
+    def __init__(
+        self, item: pytest.Item, meter: Meter, folder: Path | None, *, may_refuse: bool
+    ) -> None:
         self._meter, self._item = meter, item
-        self._folder = item.config.stash[settings_key].snapshots
+        self._folder, self._may_refuse = folder, may_refuse
         self._file: RefusalFile | None = None
 
     def begin(self) -> None:
         """Record what the session asks for, and write a file when memory is refused."""
         if self._folder is not None:
             self._meter.record_history()
-        # Not on devices that never refuse memory: each test would wait for the name of a file.
-        if type(self._meter).open_refusal_file is not Meter.open_refusal_file:
+        if self._may_refuse:
             folder, make_folder = _usual_folder(self._item.config)
             if folder is not None:
                 path = _path(folder, self._item.nodeid)

@@ -13,13 +13,16 @@ from pytest_cka_memory.core.markers import NO_ALLOCATIONS
 from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, judge
 from pytest_cka_memory.errors import LimitWarning
-from pytest_cka_memory.measure.region_context import never_closed
+from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.measure.region_context import ReportedRegion, never_closed
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.plugin import is_narrowed
+from pytest_cka_memory.plugin.device import meter_of
 from pytest_cka_memory.plugin.item_probes import (
     ItemExplainer,
-    SnapshotFiles,
-    WholeTest,
+    begin_whole,
+    files_of,
     probe_for,
 )
 from pytest_cka_memory.plugin.plan import ItemPlan, compared_key, plan_of
@@ -52,14 +55,12 @@ class Judgement(NamedTuple):
     """The relations to tests that have not run yet, in builtin types."""
     mistakes: Sequence[str]
     """What other plugins returned that cannot be reported."""
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether a limit is broken, also if it only warns."""
-        return any(map(_BREACHES, self.results))
+    is_broken: bool
+    """Whether a limit is broken, also if it only warns."""
 
 
 _BREACHES = attrgetter("breaches")
+_NOT_SEEN, _BEGUN = CallOutcome(), CallOutcome(has_begun=True)
 _OVER_RUNS = "repeated runs"
 """The label of the region over all runs."""
 properties_key = pytest.StashKey[list[tables.Property]]()
@@ -71,14 +72,19 @@ class ItemJudge:
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
-        self._settings = item.config.stash[settings_key]
-        self.runs = _runs_of(item, self._settings)
+        self._settings = settings = item.config.stash[settings_key]
+        self.runs = 1 if settings.repeat == 1 else _runs_of(item, settings)
         """How often the code of the test runs."""
-        self._explainer = ItemExplainer(item, self._settings)
-        self.probe = probe_for(item, self._explainer, self._settings)
-        """Measures the regions of the test and of its fixtures."""
-        self.files = SnapshotFiles(item, self.probe.meter)
-        self._call = CallOutcome()
+        self.meter = meter_of(item.config)
+        self.records: list[RegionRecord] = []
+        """The figures of the regions that have ended: of the test and of its fixtures, or of the
+        whole test."""
+        self._limits: Sequence[Limit] = ()
+        """As of the start of the call."""
+        self._explainer: ItemExplainer | None = None
+        self._probe: MemoryProbe | None = None
+        self.files = files_of(item, self.meter, settings)
+        self._call = _NOT_SEEN
         self._judged = 0
         """How many of the probe's regions were judged."""
         self._unreported: list[Judgement] = []
@@ -86,12 +92,31 @@ class ItemJudge:
         self._facts: dict[str, Any] = {}
         """Of the meter when regions were last judged: what a test does may add to them."""
 
-    def begin_call(self) -> WholeTest:
-        """Take note that the call of the test begins; return what begins a region around it."""
-        self._call = CallOutcome(has_begun=True)
-        limits = self._explainer.limits = plan_of(self._item).usable_limits()
+    @property
+    def probe(self) -> MemoryProbe:
+        """What measures the regions of the test and of its fixtures; most tests open none."""
+        if self._probe is None:
+            self._explainer = ItemExplainer(self._item, self._settings, self._limits)
+            self._probe = probe_for(self._item, self._explainer, self._settings)
+            self._probe.records = self.records
+        return self._probe
+
+    def begin_call(self) -> None:
+        """Take note that the call of the test begins."""
+        self._call = _BEGUN
+        self._limits = plan_of(self._item).usable_limits()
+        if self._explainer is not None:
+            self._explainer.limits = self._limits
+
+    def begin_region(self) -> Region | ReportedRegion:
+        """Begin a region around the whole test, in case it opens none."""
         over_runs = _limits_over_runs(self._settings) if self.runs > 1 else ()
-        return WholeTest(self._item, self._settings, limits, over_runs, self.probe)
+        test = self._item, self._settings, self._limits, over_runs
+        return begin_whole(*test, self.meter, self.records)
+
+    def explain_compared(self, error: BaseException) -> Sequence[tuple[str, RegionRecord]]:
+        """Explain the figures that a test has read before it has raised an error."""
+        return () if self._probe is None else self._probe.explain_compared(error)
 
     def end_call(self, outcome: CallOutcome, whole: Sequence[RegionRecord]) -> Judgement:
         """Judge the regions of the call, and over all runs the figures of the whole test."""
@@ -102,8 +127,8 @@ class ItemJudge:
 
     def complete_none(self, first: int) -> None:
         """Mark the regions from the number `first` on as not completed, so that none is judged."""
-        ended = self.probe.records[first:]
-        self.probe.records[first:] = [replace(record, completed=False) for record in ended]
+        ended = self.records[first:]
+        self.records[first:] = [replace(record, completed=False) for record in ended]
 
     def judge_late_regions(self) -> None:
         """Judge regions that ended after the call, in the teardown of a fixture."""
@@ -121,9 +146,13 @@ class ItemJudge:
 
     def fail_on_breach(self, judgement: Judgement) -> None:
         """Fail the test if a limit is broken, or with mistakes; warn of limits that only warn."""
-        unused = [context.mistake for context in self.probe.unused] if self._call.returned else []
-        self.probe.unused.clear()
-        _fail_on_breach(self._item, judgement, self.probe.meter, unused)
+        unused: list[str] = []
+        if self._probe is not None:
+            if self._call.returned:
+                unused = [context.mistake for context in self._probe.unused]
+            self._probe.unused.clear()
+        if judgement.is_broken or judgement.mistakes or unused:
+            _fail(self._item, judgement, self.meter, unused)
 
     def refuse_unseen(self) -> None:
         """Fail a test whose own limits were never checked, because silence would look like a pass.
@@ -154,7 +183,7 @@ class ItemJudge:
         if not results and not unmeasured:
             return None
         payload: Payload = {
-            "facts": self._facts or self.probe.meter.facts(),
+            "facts": self._facts or self.meter.facts(),
             "regions": [result.filled() for result in results],
             "unmeasured": unmeasured,
             "narrowed": is_narrowed(self._item.config),
@@ -168,14 +197,14 @@ class ItemJudge:
         the device had in use when it ran out of memory.
         """
         compared = self._call.compared
-        refused = [record for record in self.probe.records if record.refusal is not None]
+        refused = [record for record in self.records if record.refusal is not None]
         add_section = getattr(report.longrepr, "addsection", None)
         if not (compared or refused) or add_section is None:
             return
         self._call = self._call._replace(compared=())
         from pytest_cka_memory.reports import failure
 
-        facts, width = self.probe.meter.facts(), _failure_width(self._item.config)
+        facts, width = self.meter.facts(), _failure_width(self._item.config)
         lines = [*failure.compared(compared, facts, width)]
         if refused and report.when == "call":  # the innermost region ends first
             lines += failure.out_of_memory(refused[0], facts, width)
@@ -188,14 +217,14 @@ class ItemJudge:
         Args:
             over_runs: the figures over all runs of a test that was repeated.
         """
-        item, probe = self._item, self.probe
-        records, self._judged = probe.records[self._judged :], len(probe.records)
+        item, probe = self._item, self._probe
+        records, self._judged = self.records[self._judged :], len(self.records)
         plan = plan_of(item)  # as of now, because a test may get a marker while it runs
-        judgement = _judge_regions(item, plan, records, over_runs, self._call, probe.meter)
+        judgement = _judge_regions(item, plan, records, over_runs, self._call, self.meter)
         self._unreported.append(judgement)
-        self._facts = probe.meter.facts()
+        self._facts = self.meter.facts()
         figures = tables.properties_of(judgement.results, self._facts, item.config.rootpath)
-        if probe.largest_sizes:
+        if probe is not None and probe.largest_sizes:
             figures += [(tables.LARGEST_PROPERTY, size) for size in probe.largest_sizes]
             probe.largest_sizes.clear()
         if figures:
@@ -210,9 +239,10 @@ judge_key = pytest.StashKey[ItemJudge]()
 
 def judge_of(item: pytest.Item) -> ItemJudge | None:
     """Return what judges `item`, made on first use; None for a test that is not measured."""
-    if judge_key in item.stash:
+    try:
         return item.stash[judge_key]
-    return _begin_measuring(item) if plan_of(item).is_measured else None
+    except KeyError:
+        return _begin_measuring(item) if plan_of(item).is_measured else None
 
 
 def judge_for_fixture(item: pytest.Item) -> ItemJudge:
@@ -267,13 +297,17 @@ def _judge_regions(
             record.label: ComparedRegion(record, facts) for record in records if record.completed
         }
         compared.regions.update(ended)
-    relations = [
-        relation
-        for limit in limits
-        if hasattr(limit, "pending")
-        for record in records
-        if (relation := limit.pending(record)) is not None
-    ]
+    relations = (
+        [
+            relation
+            for limit in limits
+            if hasattr(limit, "pending")
+            for record in records
+            if (relation := limit.pending(record)) is not None
+        ]
+        if limits
+        else ()
+    )
     results = [judge(nodeid, record, limits) for record in records]
     if over_runs:
         of_runs = _limits_over_runs(item.config.stash[settings_key])
@@ -288,7 +322,8 @@ def _judge_regions(
 
         results = [with_fields(item, result, mistakes) for result in results]
     # A test that has failed for a reason of its own is not failed for a plugin's mistake.
-    return Judgement(results, relations, mistakes if call.returned else ())
+    is_broken = any(map(_BREACHES, results))
+    return Judgement(results, relations, mistakes if call.returned else (), is_broken)
 
 
 def _limits_over_runs(settings: Settings) -> "Sequence[FlatPerBatch]":
@@ -299,10 +334,8 @@ def _limits_over_runs(settings: Settings) -> "Sequence[FlatPerBatch]":
     return [FlatPerBatch(text, 0, 1, unit="run", warns=settings.only_warns)]
 
 
-def _fail_on_breach(
-    item: pytest.Item, judgement: Judgement, meter: Meter, mistakes: Sequence[str] = ()
-) -> None:
-    """Fail the test if a limit is broken, or with mistakes; warn of limits that only warn."""
+def _fail(item: pytest.Item, judgement: Judgement, meter: Meter, mistakes: Sequence[str]) -> None:
+    """Fail the test for broken limits and for mistakes; warn of limits that only warn."""
     texts: list[str] = []
     headline = ""
     if judgement.is_broken:

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import ReportedRegion, end_region
 from pytest_cka_memory.plugin.judging import (
@@ -32,65 +31,58 @@ __all__ = [
     "begin",
     "end_unmeasured",
     "forget",
+    "is_testcase",
     "judge_key",
     "judge_of",
-    "measured_function",
+    "measured_call",
     "measured_method",
+    "repeated_function",
 ]
 
 RunEnded = Callable[[int], None]
 """Called with the number of a run of a test, from 1, when it has ended."""
 
 
-def measured_method(item: pytest.Item, judge: ItemJudge | None) -> Generator[None, Any, Any]:
-    """Measure a method of a ``unittest.TestCase``; see that others were measured.
-
-    Other functions are measured by :func:`measured_function`, closer to their code.
-    """
-    if judge is not None and _is_testcase(item):
-        with _inside_method(item, judge.runs, partial(_measured_call, item, judge)):
-            return (yield)
-    result = yield
-    if judge is not None:
-        judge.refuse_unseen()
-    return result
+def measured_method(item: pytest.Item, judge: ItemJudge) -> Generator[None, Any, Any]:
+    """Measure a method of a ``unittest.TestCase``: see :func:`is_testcase`."""
+    around = contextmanager(partial(measured_call, item, judge))
+    with _inside_method(item, judge.runs, around):
+        return (yield)
 
 
-def measured_function(item: pytest.Function, judge: ItemJudge | None) -> Generator[None, Any, Any]:
-    """Measure the function of a test, if it is measured."""
-    if judge is not None:
-        with _measured_call(item, judge) as run_ended:
-            if judge.runs == 1:
-                return (yield)
-            with _replaced_function(item, _repeated(item, item.obj, judge.runs, run_ended)):
-                return (yield)
-    result = yield
-    end_unmeasured(item)
-    return result
+def repeated_function(item: pytest.Function, judge: ItemJudge) -> Generator[None, Any, Any]:
+    """Measure the function of a test that runs several times."""
+    with (
+        contextmanager(measured_call)(item, judge) as run_ended,
+        _replaced_function(item, _repeated(item, item.obj, judge.runs, run_ended)),
+    ):
+        return (yield)
 
 
-@contextmanager
-def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
+def measured_call(item: pytest.Item, judge: ItemJudge) -> Generator[RunEnded, Any, Any]:
     """Measure the test function as a whole, in case it opens no region, then judge.
 
     Yields:
         What is to be called when a run of the function has ended, if it runs several times.
+
+    Returns:
+        What was sent to it.
     """
-    probe = judge.probe
-    in_fixtures = len(probe.records)
-    whole = judge.begin_call()
+    in_fixtures = len(judge.records)
+    judge.begin_call()
     records: list[RegionRecord] = []
     returned = False
     compared: Sequence[tuple[str, RegionRecord]] = ()
-    judge.files.begin()
+    if judge.files is not None:
+        judge.files.begin()
     try:
         region: Region | ReportedRegion | None = None
         try:
-            region = whole.begin()
+            region = judge.begin_region()
             completed = False
             try:
                 # Weak, because the caller has it until the test is judged.
-                yield partial(_end_run, weakref.ref(region), probe, in_fixtures, judge.runs)
+                result = yield partial(_end_run, weakref.ref(region), judge, in_fixtures)
                 completed = True
             finally:
                 # Without a name, because the exception's traceback references this frame.
@@ -100,38 +92,37 @@ def _measured_call(item: pytest.Item, judge: ItemJudge) -> Iterator[RunEnded]:
             returned = True
         except AssertionError as error:
             if _were_compared(error):
-                compared = probe.explain_compared(error)
+                compared = judge.explain_compared(error)
             raise
         finally:
             region = None  # it references the meter's peaks
-            if len(probe.records) == in_fixtures:
-                probe.records += records
-            if _is_testcase(item) and _keeps_failed_subtests(item):
+            if len(judge.records) == in_fixtures:
+                judge.records += records
+            if is_testcase(item) and _keeps_failed_subtests(item):
                 judge.complete_none(in_fixtures)
-            outcome = CallOutcome(True, returned, are_untouched(records, probe.meter), compared)
+            outcome = CallOutcome(True, returned, are_untouched(records, judge.meter), compared)
             judgement = judge.end_call(outcome, records)
-            failed = not returned or judgement.is_broken
-            ended_by = None if returned else sys.exc_info()[1]
-            if line := judge.files.end(ended_by, failed=failed):
-                item.add_report_section("call", "cka-memory", line)
+            if judge.files is not None:
+                failed = not returned or judgement.is_broken
+                ended_by = None if returned else sys.exc_info()[1]
+                if line := judge.files.end(ended_by, failed=failed):
+                    item.add_report_section("call", "cka-memory", line)
     finally:
-        judge.files.close()
+        if judge.files is not None:
+            judge.files.close()
     judge.fail_on_breach(judgement)
+    return result
 
 
 def _end_run(
-    weak: "weakref.ref[Region | ReportedRegion]",
-    probe: MemoryProbe,
-    in_fixtures: int,
-    runs: int,
-    number: int,
+    weak: "weakref.ref[Region | ReportedRegion]", judge: ItemJudge, in_fixtures: int, number: int
 ) -> None:
     """Note that the run `number` of a test has ended, whose whole is measured by a region."""
     region = weak()
     assert isinstance(region, Region), "it is open, and growth over the runs is judged"
     region.batch_done()
-    if number < runs:  # the regions of the last run count
-        probe.forget_from(in_fixtures)
+    if number < judge.runs:  # the regions of the last run count
+        judge.probe.forget_from(in_fixtures)
 
 
 def _repeated(
@@ -178,7 +169,7 @@ def _replaced_function(item: pytest.Function, replacement: Callable[..., object]
         item.obj = original
 
 
-def _is_testcase(item: pytest.Item) -> bool:
+def is_testcase(item: pytest.Item) -> bool:
     """Whether `item` is a method of a ``unittest.TestCase`` that pytest or unittest calls."""
     if type(item) is pytest.Function:  # a test of such a class is of a subclass
         return False

@@ -62,14 +62,6 @@ class _Computed(NamedTuple):
     depends_on_meter: bool
     """Whether a baseline, which has figures of one device, may set a limit."""
 
-    def is_current(self, item: pytest.Item) -> bool:
-        """Whether the plan would be the same if it were computed again."""
-        if self.depends_on_meter and self.meter is not known_meter(item.config):
-            return False
-        # Called several times for each test, so without the generator item.iter_markers(). By
-        # identity, because the arguments of two markers may be tensors, which have no equality.
-        return self.mark_ids == [id(mark) for node in self.nodes for mark in node.own_markers]
-
 
 def _with_parents(item: pytest.Item) -> "list[Node]":
     nodes: list[Node] = []
@@ -91,8 +83,18 @@ def plan_of(item: pytest.Item) -> ItemPlan:
     It is computed at collection, and again only if a fixture or the test has changed its markers,
     or if the device has become known since, because baselines depend on it.
     """
-    computed = item.stash.get(_plan_key, None)
-    if computed is None or not computed.is_current(item):
+    # Asked for several times for each test, so without the generator item.iter_markers(). By
+    # identity, because the arguments of two markers may be tensors, which have no equality.
+    computed: _Computed | None
+    try:
+        computed = item.stash[_plan_key]
+    except KeyError:
+        computed = None
+    if (
+        computed is None
+        or (computed.depends_on_meter and computed.meter is not known_meter(item.config))
+        or computed.mark_ids != [id(mark) for node in computed.nodes for mark in node.own_markers]
+    ):
         nodes = _with_parents(item)
         marks = [mark for node in nodes for mark in node.own_markers]
         has_baseline = any(mark.name == BASELINE_MARKER for mark in marks)

@@ -109,13 +109,15 @@ class FixtureRegions:
             return (yield)
         finally:
             self._setting_up.pop()
-            self._add(ended, fixturedef, request)
+            if ended:  # at the set-up of few fixtures
+                self._add(ended, fixturedef, request)
 
     def pytest_fixture_post_finalizer(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> None:
-        ended, self._pending = self._pending, []
-        self._add(ended, fixturedef, request)
+        if self._pending:
+            ended, self._pending = self._pending, []
+            self._add(ended, fixturedef, request)
 
     def add_to(self, report: pytest.TestReport, item: pytest.Item) -> None:
         """Let the report of a phase take along the regions that have ended; `item` is the test."""
@@ -143,8 +145,6 @@ class FixtureRegions:
         self, ended: "_Ended", fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> None:
         """Add regions of a fixture under its name, or under that of its only test."""
-        if not ended:  # at the set-up and the end of most fixtures
-            return
         records = [record for probe, record in ended if self._is_ours(probe, fixturedef, record)]
         if not records:
             return

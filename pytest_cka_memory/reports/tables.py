@@ -221,13 +221,13 @@ def properties_of(
         facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
         root: labels name files relative to this folder, and none outside it; None changes nothing.
     """
-    records = [result.record for result in results]
-    names_device = bool(records and provenance_of(facts).adjective)
-    has_names = names_device or any(record.label for record in records)  # not of a whole test
+    names_device = bool(results and provenance_of(facts).adjective)
+    labels = [result.record.label for result in results]
+    has_names = names_device or any(labels)  # not of a whole test
     change = anonymizer(root) if has_names and root is not None else str
     figures: list[Property] = []
-    for record in records:
-        figures += _named_figures(record, change(record.label))
+    for result in results:
+        figures += _named_figures(result.record, change(result.record.label))
     if figures and names_device:
         return [(f"{_PREFIX}device", change(facts["device_name"])), *figures]
     return figures

@@ -2,7 +2,6 @@
 
 import inspect
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.accelerator.meter import AllocatorHistory
 from pytest_cka_memory.plugin.item_probes import SnapshotFiles
-from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu
@@ -49,14 +47,10 @@ def users_recording(cuda):
 @pytest.fixture
 def history_recorded(request, probe):
     """Return a context that records what a measured test does, given its folder for snapshots."""
-    stash = request.config.stash
 
     @contextmanager
     def recorded(folder):
-        settings = replace(stash[settings_key], snapshots=folder)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(stash, settings_key, settings)
-            files = SnapshotFiles(request.node, probe.meter)
+        files = SnapshotFiles(request.node, probe.meter, folder, may_refuse=True)
         files.begin()
         try:
             yield

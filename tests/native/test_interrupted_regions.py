@@ -71,7 +71,7 @@ def region_of_a_reported_test(meter: BlockMeter) -> Callable[[], None]:
     return run
 
 
-OF_REPORTED_TEST: Any = (None, lambda: False, (), lambda: None)
+OF_REPORTED_TEST: Any = (lambda: None, lambda: False, (), lambda: None)
 
 
 @pytest.mark.slow

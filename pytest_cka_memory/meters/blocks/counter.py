@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import compress, repeat
-from typing import NamedTuple, cast
+from typing import NamedTuple, NoReturn, cast
 
 import torch
 
@@ -92,6 +92,7 @@ class Counter:
         self._last = Figures()
         """Written at each reading of one figure: if two threads read, both get that of the later.
         """
+        self._read_last = partial(self._functions.counter_read, number, None, 0, byref(self._last))
         self._unused_count = byref(ctypes.c_uint64())
 
     def figures(self) -> State:
@@ -100,24 +101,28 @@ class Counter:
         Raises:
             MemoryError: if there was no memory left to record an allocation.
         """
-        figures = self._read(Figures())  # of one moment, whatever other threads read
+        figures = Figures()  # of one moment, whatever other threads read
+        self._functions.counter_read(self._number, None, 0, byref(figures))
+        if figures.lost:
+            self._fail_for_lost()
         return State(
             figures.level, figures.reserved, figures.peak, figures.peak_reserved, figures.serial
         )
 
     def level(self) -> int:
         """Return the level of the device; raises what :meth:`figures` does."""
-        return cast(int, self._read(self._last).level)
+        self._read_last()
+        level: int = self._last.level
+        return level if not self._last.lost else self._fail_for_lost()
 
     def serial(self) -> int:
         """Return the number of allocations so far; raises what :meth:`figures` does."""
-        return cast(int, self._read(self._last).serial)
+        self._read_last()
+        serial: int = self._last.serial
+        return serial if not self._last.lost else self._fail_for_lost()
 
-    def _read(self, figures: Figures) -> Figures:
-        self._functions.counter_read(self._number, None, 0, byref(figures))
-        if figures.lost:
-            raise MemoryError(f"{figures.lost} allocations could not be recorded")
-        return figures
+    def _fail_for_lost(self) -> NoReturn:
+        raise MemoryError(f"{self._last.lost} allocations could not be recorded")
 
     def reset_peak(self) -> None:
         """Start a new peak of the device; those of regions stay."""
@@ -137,8 +142,9 @@ class Counter:
 
     def retained_since(self, serial: int) -> int:
         """Return the bytes of live blocks that were allocated after the allocation `serial`."""
-        retained = self._functions.counter_retained(self._number, serial, self._unused_count)
-        return cast(int, retained)
+        count = self._unused_count
+        retained: int = self._functions.counter_retained(self._number, serial, count)
+        return retained
 
     def retained_between(self, since: int, until: int) -> int:
         """Return the bytes of live blocks allocated after `since`, but not after `until`."""
@@ -261,14 +267,16 @@ class RegionCounter:
     """
 
     def __init__(self, number: int, functions: ctypes.PyDLL) -> None:
-        _close_abandoned(functions)
+        if _handles:
+            _close_abandoned(functions)
         self._number, self._functions = number, functions
         self._handle = ctypes.c_void_p()
         self._figures = Figures()
+        self._to_figures = byref(self._figures)
         _handles[id(self._handle)] = weakref.ref(self), self._handle
         if not functions.counter_open(number, byref(self._handle)):
             raise MemoryError("no memory left to count a region")
-        figures = self._read(sample=False)
+        figures = self.figures()
         self.serial: int = figures.start_serial
         """The number of allocations before it."""
         self.start_level: int = figures.start_level
@@ -276,7 +284,7 @@ class RegionCounter:
 
     def read(self, *, sample: bool = False) -> Levels:
         """Return its levels; with `sample`, the next sample peak starts from the level now."""
-        figures = self._read(sample=sample)
+        figures = self.figures(sample=sample)
         return Levels(
             figures.level,
             figures.reserved,
@@ -288,13 +296,14 @@ class RegionCounter:
 
     def collected(self) -> int:
         """Return the bytes that were allocated in it and freed in noted collections."""
-        return cast(int, self._read(sample=False).collected)
+        return cast(int, self.figures().collected)
 
     def peak_without_scratch(self) -> int | None:
         """Return its highest level without what operators have allocated and freed themselves."""
         if not knows_scratch():
             return None
-        return cast(int, self._functions.counter_without_scratch(self._handle))
+        without: int = self._functions.counter_without_scratch(self._handle)
+        return without
 
     def at_peak(self) -> Sequence[AllocationGroup]:
         """Return what was live at its peak: by stack, and all that is older as one group."""
@@ -355,8 +364,9 @@ class RegionCounter:
         """
         _close(self._handle, self._functions)
 
-    def _read(self, *, sample: bool) -> Figures:
-        self._functions.counter_read(self._number, self._handle, sample, byref(self._figures))
+    def figures(self, *, sample: bool = False) -> Figures:
+        """Return what :meth:`read` copies; the next call writes it again."""
+        self._functions.counter_read(self._number, self._handle, sample, self._to_figures)
         return self._figures
 
 
