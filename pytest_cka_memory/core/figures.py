@@ -239,7 +239,7 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
         """
         # asdict() of the whole record would take a second for 100,000 samples.
         plain = dict(zip(_ORDER, _values_in_order(self), strict=True))
-        for name in _NESTED:
+        for name in NESTED:
             plain[name] = _plain(name, plain[name])
         timeline = plain.pop("timeline")
         derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}
@@ -259,7 +259,7 @@ class RegionRecord(BatchFigures, ReserveFigures, AdditionalFigures):
             if value is not None and value is not False and value is not _NOTHING
         }
         fields["completed"] = self.completed
-        for name in _NESTED.intersection(fields):
+        for name in NESTED.intersection(fields):
             fields[name] = _plain(name, fields[name])
         return fields
 
@@ -321,7 +321,7 @@ _ORDER = sorted(
 _values_in_order = attrgetter(*_ORDER)
 HOLDINGS = tuple(field.name for field in fields(RegionRecord) if field.type == tuple[Holding, ...])
 """Fields of the record that list the storages whose bytes a figure counts."""
-_NESTED = {"refusal", *(field.name for field in fields(RegionRecord) if field.default == ())}
+NESTED = {"refusal", *(field.name for field in fields(RegionRecord) if field.default == ())}
 """Fields that have parts: all that are tuples, and one."""
 _NOTHING = ()
 

@@ -164,13 +164,13 @@ class ReportBuilder:
                 self._regions, key=lambda nodeid: self._expected.get(nodeid, sys.maxsize)
             )
             of_tests = [
-                Result.from_dict(region) for test in order for region in self._regions[test]
+                Result.from_filled(region) for test in order for region in self._regions[test]
             ]
             of_fixtures = [
                 result
                 for of_workers in self._of_fixtures.values()
                 for result in max(
-                    (list(map(Result.from_dict, regions)) for regions in of_workers.values()),
+                    (list(map(Result.from_filled, regions)) for regions in of_workers.values()),
                     key=_memory_needed,
                 )
             ]

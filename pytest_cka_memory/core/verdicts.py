@@ -13,7 +13,7 @@ from typing import Any
 from pytest_cka_memory.core.conditions import Changed
 from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figure_rows import NOT_OF_DEVICE
-from pytest_cka_memory.core.figures import COMPARED, RegionRecord
+from pytest_cka_memory.core.figures import COMPARED, NESTED, RegionRecord
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.units import format_exact, parse_size
 
@@ -196,7 +196,7 @@ class Result:
         """Return what travels on a test report: see :meth:`RegionRecord.filled`.
 
         Returns:
-            Builtin types, without the process; :meth:`from_dict` reads it.
+            Builtin types, without the process; :meth:`from_filled` reads it.
         """
         fields = {"nodeid": self.nodeid, "outcome": self.outcome, **self.record.filled()}
         if self.limits:
@@ -208,6 +208,25 @@ class Result:
         if self.extra:
             fields["extra"] = self.extra
         return fields
+
+    @classmethod
+    def from_filled(cls, data: Mapping[str, Any]) -> "Result":
+        """Rebuild a result of a process of this session.
+
+        Most regions have figures alone. They are not checked, as those of a file are, because that
+        would take most of the time after the last test.
+
+        Args:
+            data: what :meth:`filled` has returned, with ``outcome`` and ``worker``.
+
+        Returns:
+            An equal result.
+        """
+        if not _PARTS.isdisjoint(data):
+            return cls.from_dict(data)
+        figures = dict(data)
+        nodeid, outcome, worker = map(figures.pop, ("nodeid", "outcome", "worker"))
+        return cls(nodeid, RegionRecord.of(**figures), outcome=outcome, worker=worker)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "") -> "Result":
@@ -225,6 +244,10 @@ class Result:
         """
         result: Result = decode(cls, {**data, "record": dict(data)}, where, flat=("record",))
         return result
+
+
+_PARTS = {"limits", "breaches", "unjudged", "extra", *NESTED}
+"""Fields of a filled result that are more than a number or a text."""
 
 
 def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:

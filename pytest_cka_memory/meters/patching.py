@@ -143,8 +143,7 @@ class PatchGroup:
 
     def fits(self) -> bool:
         """Whether each attribute is what it was when its patch was created."""
-        changed = [it for it in self.patches if it.attributes.get(it.name) is not it.before]
-        return not changed
+        return not [it for it in self.patches if it.attributes.get(it.name) is not it.before]
 
     def apply(self) -> None:
         """Replace the attributes."""

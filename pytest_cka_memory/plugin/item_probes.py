@@ -6,6 +6,7 @@ stays only if the refusal has ended the test, because a program that handles the
 search for the largest batch, needs none. Each test has one file at most.
 """
 
+import inspect
 import os
 import re
 import shlex
@@ -23,8 +24,6 @@ from pytest_cka_memory.core.retention import GROWTH_ON_HOST
 from pytest_cka_memory.core.verdicts import Limit, judge
 from pytest_cka_memory.integrations import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
-from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.measure.region_context import ReportedRegion, begin_region
 from pytest_cka_memory.meters.base import Meter, RefusalFile
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.device import meter_of
@@ -75,7 +74,15 @@ class ItemExplainer:
 
 
 class WholeTest(ItemExplainer):
-    """Explains the figures of a region around a whole test: see :func:`begin_whole`."""
+    """Explains the figures of a region around a whole test.
+
+    Args:
+        item: the test.
+        settings: of the session.
+        limits: those of the test, as of the start of the call.
+        over_runs: those over all runs of it, if there are several.
+        records: those of the regions in the test and in its fixtures.
+    """
 
     def __init__(
         self,
@@ -99,39 +106,17 @@ class WholeTest(ItemExplainer):
         return self._figures(record, judged_by, explains_all=self._settings.explain)
 
 
-def begin_whole(
-    item: pytest.Item,
-    settings: Settings,
-    limits: Sequence[Limit],
-    over_runs: Sequence[Limit],
-    meter: Meter,
-    records: Sequence[RegionRecord],
-) -> Region | ReportedRegion:
-    """Begin a region around a whole test.
+def runs_of(item: pytest.Item, settings: Settings) -> int:
+    """Return how often the code of a test runs: once if it is not a plain function.
 
-    Args:
-        item: the test.
-        settings: of the session.
-        limits: those of the test, as of the start of the call.
-        over_runs: those over all runs of it, if there are several.
-        meter: of the session.
-        records: those of the regions in the test and in its fixtures; this one is not added.
+    It must be asked before the call, because pytest-asyncio replaces the function of a coroutine.
     """
-
-    def is_thorough() -> bool:
-        """Whether its figures are more than a row in the report."""
-        is_exact = settings.explain or settings.baseline.updating or settings.also
-        # As of now: a test may get a marker while it runs.
-        return bool(is_exact or over_runs or limits or plan_of(item).limits)
-
-    return begin_region(
-        meter,
-        partial(WholeTest, item, settings, limits, over_runs, records),
-        is_thorough,
-        _additions_of(item, settings, limits),
-        partial(kept_tracebacks.release_in_call, item),
-        needs_evidence=bool(limits or over_runs or settings.explain),
-    )
+    if settings.repeat == 1:
+        return 1
+    function = getattr(item, "obj", None)
+    if function is None or inspect.iscoroutinefunction(function):
+        return 1
+    return settings.repeat
 
 
 def _figures_too_high(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> set[str]:
@@ -151,14 +136,12 @@ def probe_for(item: pytest.Item, explainer: ItemExplainer, settings: Settings) -
     return MemoryProbe(
         meter=meter_of(item.config),
         explainer=explainer,
-        also=lambda: _additions_of(item, settings, plan_of(item).limits),
+        also=lambda: additions_of(item, settings, plan_of(item).limits),
         before_reading=partial(kept_tracebacks.release_in_call, item),
     )
 
 
-def _additions_of(
-    item: pytest.Item, settings: Settings, limits: Sequence[Limit]
-) -> Collection[str]:
+def additions_of(item: pytest.Item, settings: Settings, limits: Sequence[Limit]) -> Collection[str]:
     """Return what the regions of a test measure in addition."""
     added = {limit.addition for limit in limits} - {""} if limits else set()
     added.update(settings.also)

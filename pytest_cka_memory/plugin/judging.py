@@ -1,8 +1,8 @@
 """Judge the regions of one test: which figures to explain, the verdicts, what reports get."""
 
-import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,15 +15,17 @@ from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, jud
 from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.measure.region_context import ReportedRegion, never_closed
+from pytest_cka_memory.measure.region_context import ReportedRegion, begin_region, never_closed
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.plugin import is_narrowed
+from pytest_cka_memory.plugin import is_narrowed, kept_tracebacks
 from pytest_cka_memory.plugin.device import meter_of
 from pytest_cka_memory.plugin.item_probes import (
     ItemExplainer,
-    begin_whole,
+    WholeTest,
+    additions_of,
     files_of,
     probe_for,
+    runs_of,
 )
 from pytest_cka_memory.plugin.plan import ItemPlan, compared_key, plan_of
 from pytest_cka_memory.plugin.pytest_private import fail, terminal_width
@@ -73,7 +75,7 @@ class ItemJudge:
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
         self._settings = settings = item.config.stash[settings_key]
-        self.runs = 1 if settings.repeat == 1 else _runs_of(item, settings)
+        self.runs = 1 if settings.repeat == 1 else runs_of(item, settings)
         """How often the code of the test runs."""
         self.meter = meter_of(item.config)
         self.records: list[RegionRecord] = []
@@ -81,6 +83,8 @@ class ItemJudge:
         whole test."""
         self._limits: Sequence[Limit] = ()
         """As of the start of the call."""
+        self._plan: ItemPlan | None = None
+        """As :meth:`note_markers` was last called."""
         self._explainer: ItemExplainer | None = None
         self._probe: MemoryProbe | None = None
         self.files = files_of(item, self.meter, settings)
@@ -104,15 +108,33 @@ class ItemJudge:
     def begin_call(self) -> None:
         """Take note that the call of the test begins."""
         self._call = _BEGUN
-        self._limits = plan_of(self._item).usable_limits()
+        self._limits = self.note_markers().usable_limits()
         if self._explainer is not None:
             self._explainer.limits = self._limits
 
+    def note_markers(self) -> ItemPlan:
+        """Take note of the test's markers, which it may change while it runs; return its plan."""
+        plan = self._plan = plan_of(self._item)
+        return plan
+
     def begin_region(self) -> Region | ReportedRegion:
         """Begin a region around the whole test, in case it opens none."""
-        over_runs = _limits_over_runs(self._settings) if self.runs > 1 else ()
-        test = self._item, self._settings, self._limits, over_runs
-        return begin_whole(*test, self.meter, self.records)
+        item, settings, limits = self._item, self._settings, self._limits
+        over_runs = _limits_over_runs(settings) if self.runs > 1 else ()
+        return begin_region(
+            self.meter,
+            partial(WholeTest, item, settings, limits, over_runs, self.records),
+            self._is_thorough,
+            additions_of(item, settings, limits),
+            partial(kept_tracebacks.release_in_call, item),
+            needs_evidence=bool(limits or over_runs or settings.explain),
+        )
+
+    def _is_thorough(self) -> bool:
+        """Whether the figures of the whole test are more than a row in the report."""
+        settings, plan = self._settings, self._plan
+        is_exact = settings.explain or settings.baseline.updating or settings.also
+        return bool(is_exact or self.runs > 1 or (plan is not None and plan.limits))
 
     def explain_compared(self, error: BaseException) -> Sequence[tuple[str, RegionRecord]]:
         """Explain the figures that a test has read before it has raised an error."""
@@ -135,6 +157,7 @@ class ItemJudge:
         if not self._call.returned:  # the traceback references what was allocated in them
             self.complete_none(self._judged)
         left_open = self.probe.end_open()
+        self.note_markers()
         self.fail_on_breach(self._judge())
         if left_open and self._call.returned:
             fail(never_closed(left_open))
@@ -142,6 +165,7 @@ class ItemJudge:
     def judge_without_limits(self) -> None:
         """Report a test that requested the fixture only while it ran, when it had no limits."""
         self._call = CallOutcome(has_begun=True, returned=True)
+        self.note_markers()
         self.fail_on_breach(self._judge())
 
     def fail_on_breach(self, judgement: Judgement) -> None:
@@ -219,7 +243,7 @@ class ItemJudge:
         """
         item, probe = self._item, self._probe
         records, self._judged = self.records[self._judged :], len(self.records)
-        plan = plan_of(item)  # as of now, because a test may get a marker while it runs
+        plan = self._plan or self.note_markers()
         judgement = _judge_regions(item, plan, records, over_runs, self._call, self.meter)
         self._unreported.append(judgement)
         self._facts = self.meter.facts()
@@ -255,19 +279,6 @@ def _begin_measuring(item: pytest.Item) -> ItemJudge:
     return judge
 
 
-def _runs_of(item: pytest.Item, settings: Settings) -> int:
-    """Return how often the code of a test runs: once if it is not a plain function.
-
-    It must be asked before the call, because pytest-asyncio replaces the function of a coroutine.
-    """
-    if settings.repeat == 1:
-        return 1
-    function = getattr(item, "obj", None)
-    if function is None or inspect.iscoroutinefunction(function):
-        return 1
-    return settings.repeat
-
-
 def _judge_regions(
     item: pytest.Item,
     plan: ItemPlan,
@@ -297,17 +308,13 @@ def _judge_regions(
             record.label: ComparedRegion(record, facts) for record in records if record.completed
         }
         compared.regions.update(ended)
-    relations = (
-        [
-            relation
-            for limit in limits
-            if hasattr(limit, "pending")
-            for record in records
-            if (relation := limit.pending(record)) is not None
-        ]
-        if limits
-        else ()
-    )
+    relations = [
+        relation
+        for limit in limits
+        if hasattr(limit, "pending")
+        for record in records
+        if (relation := limit.pending(record)) is not None
+    ]
     results = [judge(nodeid, record, limits) for record in records]
     if over_runs:
         of_runs = _limits_over_runs(item.config.stash[settings_key])

@@ -85,6 +85,7 @@ def measured_call(item: pytest.Item, judge: ItemJudge) -> Generator[RunEnded, An
                 result = yield partial(_end_run, weakref.ref(region), judge, in_fixtures)
                 completed = True
             finally:
+                judge.note_markers()
                 # Without a name, because the exception's traceback references this frame.
                 records.append(
                     end_region(region, completed, None if completed else sys.exc_info()[1])

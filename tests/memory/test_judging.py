@@ -175,6 +175,21 @@ def test_result_is_restored_from_json(record: MakeRecord, limits: list[Limit]) -
     assert Result.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
+@pytest.mark.parametrize("limits", [[], [ZERO, RESERVED, FLAT]], ids=["free", "limited"])
+@pytest.mark.parametrize("levels", [(), [4 * i for i in range(9)]], ids=["whole", "batches"])
+@pytest.mark.parametrize("extra", [{}, {"loss": 0.5}], ids=["own", "of-plugins"])
+def test_result_is_restored_from_what_a_report_carries(
+    record: MakeRecord, limits: list[Limit], levels: list[int], extra: dict[str, float]
+) -> None:
+    """What has figures alone is rebuilt without checks, and is equal to what checks build."""
+    figures = record(label="fit", retained_bytes=1, garbage_left=True, levels=levels)
+    made = replace(judge("a.py::t", figures, limits), extra=extra, outcome="failed", worker="gw0")
+    carried = json.loads(json.dumps({**made.filled(), "worker": "gw0"}))
+    before = dict(carried)
+    assert Result.from_filled(carried) == Result.from_dict(carried) == made
+    assert carried == before
+
+
 def test_dictionary_has_the_published_keys(record: MakeRecord) -> None:
     """A result's dictionary has the keys of the schema pytest-cka-memory/1."""
     plain = judge("a.py::t", record(label="fit"), [ZERO]).to_dict()
