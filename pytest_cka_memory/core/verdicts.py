@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from pytest_cka_memory.core.conditions import Changed
-from pytest_cka_memory.core.decoder import decode
+from pytest_cka_memory.core.decoder import MAX_NUMBER, decode
 from pytest_cka_memory.core.figure_rows import NOT_OF_DEVICE
 from pytest_cka_memory.core.figures import COMPARED, NESTED, RegionRecord
 from pytest_cka_memory.errors import LimitError, SizeError
@@ -213,20 +213,29 @@ class Result:
     def from_filled(cls, data: Mapping[str, Any]) -> "Result":
         """Rebuild a result of a process of this session.
 
-        Most regions have figures alone. They are not checked, as those of a file are, because that
-        would take most of the time after the last test.
+        Most regions have whole numbers and texts alone, which are checked together: one by one, as
+        :meth:`from_dict` checks them, took most of the time after the last test.
 
         Args:
             data: what :meth:`filled` has returned, with ``outcome`` and ``worker``.
 
         Returns:
             An equal result.
+
+        Raises:
+            ShapeError: as :meth:`from_dict`.
         """
-        if not _PARTS.isdisjoint(data):
-            return cls.from_dict(data)
-        figures = dict(data)
-        nodeid, outcome, worker = map(figures.pop, ("nodeid", "outcome", "worker"))
-        return cls(nodeid, RegionRecord.of(**figures), outcome=outcome, worker=worker)
+        numbers = [value for value in data.values() if type(value) is int]
+        if (
+            _PARTS.isdisjoint(data)
+            and _PLAIN.issuperset(map(type, data.values()))
+            and min(numbers, default=0) >= 0
+            and max(numbers, default=0) < MAX_NUMBER
+        ):
+            figures = dict(data)
+            nodeid, outcome, worker = map(figures.pop, ("nodeid", "outcome", "worker"))
+            return cls(nodeid, RegionRecord.of(**figures), outcome=outcome, worker=worker)
+        return cls.from_dict(data)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "") -> "Result":
@@ -248,6 +257,7 @@ class Result:
 
 _PARTS = {"limits", "breaches", "unjudged", "extra", *NESTED}
 """Fields of a filled result that are more than a number or a text."""
+_PLAIN = {int, str, bool}
 
 
 def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:

@@ -105,8 +105,9 @@ class Garbage:
         the last test, then everything that these two allocated has been freed.
         """
         level = self._level_with_garbage = self._level()
-        is_known = level in self._clean_levels or level == self._quiet_level
-        if not is_known or (self._suspected is not None and self._is_suspected()):
+        # Here and below: mostly nothing is suspected, and to call what says so takes a while.
+        is_suspected = self._suspected is not None and self._is_suspected()
+        if is_suspected or not (level in self._clean_levels or level == self._quiet_level):
             self._quiet_level = None
             return
         self._quiet_level = level
@@ -124,10 +125,8 @@ class Garbage:
         """
         level = level_with_garbage = self._level()
         is_clean = True
-        # Here and above, most tests have nothing that is suspected: a call would take longer.
-        if level not in self._clean_levels or (
-            self._suspected is not None and self._is_suspected()
-        ):
+        is_suspected = self._suspected is not None and self._is_suspected()
+        if is_suspected or level not in self._clean_levels:
             has_old = self._promotions != _promotions()
             collect(1)
             was_old = self._is_suspected() or self._kept

@@ -200,8 +200,7 @@ class SharedPatches(Locking, ABC):
                 shared.undo_if_unused()
         with self._lock:
             if not (self._are_complete and self._users):
-                if self.applied:
-                    self.undo_patches()
+                self.undo_patches()
                 self._apply()
                 self._are_complete = True
             self._users.add(user)

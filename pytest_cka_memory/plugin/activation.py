@@ -5,10 +5,10 @@ Other sessions import nothing but the declarations of options, markers and the f
 
 import os
 import sys
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pytest_cka_memory.plugin.reporter import Reporter
 
 _HOOKS = "cka_memory_hooks"
-LATE_MARKERS = "cka_memory_late_markers"
 
 
 def is_started(config: pytest.Config) -> bool:
@@ -88,7 +87,6 @@ def start(config: pytest.Config) -> "Reporter | None":
         pytest.UsageError: if an option cannot be used.
     """
     _drop_stale_modules()
-    config.pluginmanager.unregister(name=LATE_MARKERS)
     from pytest_cka_memory.plugin.pytest_private import plain_imports
 
     with plain_imports():
@@ -165,30 +163,6 @@ def start_late(
     if reporter is not None:
         reporter.join(nodeids, finished)
     return reporter
-
-
-class LateMarkers:
-    """Starts the session for a test that gets a marker in its setup or while it runs.
-
-    It is registered until the session starts for any reason.
-    """
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        if is_started(item.config):  # in the setup of this test
-            return (yield)
-        if is_marked(item):  # by a fixture, after collection
-            start_late(item.config, [item.nodeid])
-            return (yield from hooks_of(item.config).late_call(item))
-        marks = len(item.own_markers)
-        result = yield
-        if len(item.own_markers) != marks and not is_started(item.config):
-            start_late(item.config, [item.nodeid])
-        if is_started(item.config):
-            from pytest_cka_memory.plugin.measurement import end_unmeasured
-
-            end_unmeasured(item)
-        return result
 
 
 class LateReports:

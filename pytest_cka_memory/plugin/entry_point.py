@@ -4,8 +4,8 @@ The hooks that measure are in :mod:`pytest_cka_memory.plugin.hooks`, imported wh
 an option asks for it.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,9 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{NO_ALLOCATIONS}: {NO_ALLOCATIONS_HELP}")
     if activation.is_asked_for(config):
         activation.start(config)
-        return
-    config.pluginmanager.register(activation.LateMarkers(), activation.LATE_MARKERS)
-    if is_controller(config):
+    elif is_controller(config):
         config.pluginmanager.register(activation.LateReports(config))
 
 
@@ -86,3 +84,21 @@ def cka_memory_session(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]
     regions = regions_of(request.config)
     yield regions.session_probe()
     regions.end_session_probe()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    if activation.is_started(item.config):
+        return (yield)
+    if activation.is_marked(item):  # by a fixture, after collection
+        activation.start_late(item.config, [item.nodeid])
+        return (yield from activation.hooks_of(item.config).late_call(item))
+    marks = len(item.own_markers)
+    result = yield
+    if len(item.own_markers) != marks and not activation.is_started(item.config):
+        activation.start_late(item.config, [item.nodeid])
+    if activation.is_started(item.config):
+        from pytest_cka_memory.plugin.measurement import end_unmeasured
+
+        end_unmeasured(item)
+    return result

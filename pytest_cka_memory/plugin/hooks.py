@@ -39,8 +39,8 @@ class Hooks:
         self._measurement: ModuleType | None = None
         self._meter: Meter | None = None
         """That of the session, from when it is known."""
-        self._judge: ItemJudge | None = None
-        """Of the test that is being called, if it is measured."""
+        self._called: tuple[pytest.Item, ItemJudge | None] | None = None
+        """The test that is being called, and what judges it if it is measured."""
         self._regions: shared_regions.FixtureRegions | None = None
         self._serials: dict[pytest.FixtureDef[Any], int | None] = {}
         """The number of allocations before each class and module was set up; None if nothing was
@@ -148,7 +148,8 @@ class Hooks:
         assert self._regions is not None, "known with what measures"
         self._regions.is_called = True
         try:
-            judge = self._judge = measuring.judge_of(item)
+            judge = measuring.judge_of(item)
+            self._called = item, judge
             if judge is not None and measuring.is_testcase(item):
                 return (yield from measuring.measured_method(item, judge))
             result = yield  # what measures a function is closer to its code
@@ -157,7 +158,7 @@ class Hooks:
             return result
         finally:
             self._regions.is_called = False
-            self._judge = None
+            self._called = None
 
     # The innermost wrapper: fixture values are then in both readings and cancel, and pytest has
     # dropped sys.last_traceback, so what an earlier failure kept alive cannot mask a leak.
@@ -165,7 +166,9 @@ class Hooks:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
         measuring = self._measurement or self._measuring()
         try:
-            judge = self._judge or measuring.judge_of(pyfuncitem)
+            item, judge = self._called or (None, None)
+            if judge is None or item is not pyfuncitem:
+                judge = measuring.judge_of(pyfuncitem)
             if judge is None:
                 result = yield
                 measuring.end_unmeasured(pyfuncitem)

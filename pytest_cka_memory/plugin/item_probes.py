@@ -181,7 +181,7 @@ def files_of(item: pytest.Item, meter: Meter, settings: Settings) -> "SnapshotFi
     """
     # Not on devices that never refuse memory: each test would wait for the name of a file.
     may_refuse = type(meter).open_refusal_file is not Meter.open_refusal_file
-    if settings.snapshots is None and not may_refuse:
+    if settings.snapshots is None and not may_refuse and type(meter).refused is Meter.refused:
         return None
     return SnapshotFiles(item, meter, settings.snapshots, may_refuse=may_refuse)
 

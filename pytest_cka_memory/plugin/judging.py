@@ -78,13 +78,9 @@ class ItemJudge:
         self.runs = 1 if settings.repeat == 1 else runs_of(item, settings)
         """How often the code of the test runs."""
         self.meter = meter_of(item.config)
-        self.records: list[RegionRecord] = []
-        """The figures of the regions that have ended: of the test and of its fixtures, or of the
-        whole test."""
+        self._records: list[RegionRecord] = []
         self._limits: Sequence[Limit] = ()
         """As of the start of the call."""
-        self._plan: ItemPlan | None = None
-        """As :meth:`note_markers` was last called."""
         self._explainer: ItemExplainer | None = None
         self._probe: MemoryProbe | None = None
         self.files = files_of(item, self.meter, settings)
@@ -101,21 +97,29 @@ class ItemJudge:
         """What measures the regions of the test and of its fixtures; most tests open none."""
         if self._probe is None:
             self._explainer = ItemExplainer(self._item, self._settings, self._limits)
-            self._probe = probe_for(self._item, self._explainer, self._settings)
-            self._probe.records = self.records
+            probe = probe_for(self._item, self._explainer, self._settings)
+            probe.records = self._records
+            self._probe = probe
         return self._probe
+
+    @property
+    def records(self) -> list[RegionRecord]:
+        """The figures of the regions that have ended: of the test and of its fixtures, or of the
+        whole test.
+        """
+        return self._records if self._probe is None else self._probe.records
+
+    def forget_from(self, number: int) -> None:
+        """Forget the regions that have ended after the first `number` ones."""
+        if self._probe is not None:
+            self._probe.forget_from(number)
 
     def begin_call(self) -> None:
         """Take note that the call of the test begins."""
         self._call = _BEGUN
-        self._limits = self.note_markers().usable_limits()
+        self._limits = plan_of(self._item).usable_limits()
         if self._explainer is not None:
             self._explainer.limits = self._limits
-
-    def note_markers(self) -> ItemPlan:
-        """Take note of the test's markers, which it may change while it runs; return its plan."""
-        plan = self._plan = plan_of(self._item)
-        return plan
 
     def begin_region(self) -> Region | ReportedRegion:
         """Begin a region around the whole test, in case it opens none."""
@@ -132,9 +136,10 @@ class ItemJudge:
 
     def _is_thorough(self) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
-        settings, plan = self._settings, self._plan
+        settings = self._settings
         is_exact = settings.explain or settings.baseline.updating or settings.also
-        return bool(is_exact or self.runs > 1 or (plan is not None and plan.limits))
+        # As of now: a test may get a marker while it runs.
+        return bool(is_exact or self.runs > 1 or self._limits or plan_of(self._item).limits)
 
     def explain_compared(self, error: BaseException) -> Sequence[tuple[str, RegionRecord]]:
         """Explain the figures that a test has read before it has raised an error."""
@@ -157,7 +162,6 @@ class ItemJudge:
         if not self._call.returned:  # the traceback references what was allocated in them
             self.complete_none(self._judged)
         left_open = self.probe.end_open()
-        self.note_markers()
         self.fail_on_breach(self._judge())
         if left_open and self._call.returned:
             fail(never_closed(left_open))
@@ -165,7 +169,6 @@ class ItemJudge:
     def judge_without_limits(self) -> None:
         """Report a test that requested the fixture only while it ran, when it had no limits."""
         self._call = CallOutcome(has_begun=True, returned=True)
-        self.note_markers()
         self.fail_on_breach(self._judge())
 
     def fail_on_breach(self, judgement: Judgement) -> None:
@@ -241,9 +244,9 @@ class ItemJudge:
         Args:
             over_runs: the figures over all runs of a test that was repeated.
         """
-        item, probe = self._item, self._probe
-        records, self._judged = self.records[self._judged :], len(self.records)
-        plan = self._plan or self.note_markers()
+        item, probe, records = self._item, self._probe, self.records
+        records, self._judged = records[self._judged :], len(records)
+        plan = plan_of(item)  # as of now, because a test may get a marker while it runs
         judgement = _judge_regions(item, plan, records, over_runs, self._call, self.meter)
         self._unreported.append(judgement)
         self._facts = self.meter.facts()
@@ -263,10 +266,9 @@ judge_key = pytest.StashKey[ItemJudge]()
 
 def judge_of(item: pytest.Item) -> ItemJudge | None:
     """Return what judges `item`, made on first use; None for a test that is not measured."""
-    try:
+    if judge_key in item.stash:
         return item.stash[judge_key]
-    except KeyError:
-        return _begin_measuring(item) if plan_of(item).is_measured else None
+    return _begin_measuring(item) if plan_of(item).is_measured else None
 
 
 def judge_for_fixture(item: pytest.Item) -> ItemJudge:

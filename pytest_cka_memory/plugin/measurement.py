@@ -85,7 +85,6 @@ def measured_call(item: pytest.Item, judge: ItemJudge) -> Generator[RunEnded, An
                 result = yield partial(_end_run, weakref.ref(region), judge, in_fixtures)
                 completed = True
             finally:
-                judge.note_markers()
                 # Without a name, because the exception's traceback references this frame.
                 records.append(
                     end_region(region, completed, None if completed else sys.exc_info()[1])
@@ -98,15 +97,16 @@ def measured_call(item: pytest.Item, judge: ItemJudge) -> Generator[RunEnded, An
         finally:
             region = None  # it references the meter's peaks
             if len(judge.records) == in_fixtures:
-                judge.records += records
+                judge.records.extend(records)
             if is_testcase(item) and _keeps_failed_subtests(item):
                 judge.complete_none(in_fixtures)
             outcome = CallOutcome(True, returned, are_untouched(records, judge.meter), compared)
             judgement = judge.end_call(outcome, records)
             if judge.files is not None:
                 failed = not returned or judgement.is_broken
-                ended_by = None if returned else sys.exc_info()[1]
-                if line := judge.files.end(ended_by, failed=failed):
+                # Without a name, as above.
+                line = judge.files.end(None if returned else sys.exc_info()[1], failed=failed)
+                if line:
                     item.add_report_section("call", "cka-memory", line)
     finally:
         if judge.files is not None:
@@ -123,7 +123,7 @@ def _end_run(
     assert isinstance(region, Region), "it is open, and growth over the runs is judged"
     region.batch_done()
     if number < judge.runs:  # the regions of the last run count
-        judge.probe.forget_from(in_fixtures)
+        judge.forget_from(in_fixtures)
 
 
 def _repeated(

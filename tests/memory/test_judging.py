@@ -190,6 +190,16 @@ def test_result_is_restored_from_what_a_report_carries(
     assert carried == before
 
 
+@pytest.mark.parametrize("figure", [-1, 2**63, 0.5, None, [1]])
+def test_what_a_report_carries_is_refused_as_what_a_file_has(
+    record: MakeRecord, figure: object
+) -> None:
+    """A figure of another plugin's meter that no figure can be is named."""
+    carried = {**judge("a.py::t", record(), []).filled(), "worker": "main", "peak_bytes": figure}
+    with pytest.raises(ShapeError, match=r"^peak_bytes is .*expected "):
+        Result.from_filled(carried)
+
+
 def test_dictionary_has_the_published_keys(record: MakeRecord) -> None:
     """A result's dictionary has the keys of the schema pytest-cka-memory/1."""
     plain = judge("a.py::t", record(label="fit"), [ZERO]).to_dict()

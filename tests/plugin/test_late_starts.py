@@ -141,3 +141,29 @@ def test_in_process_sessions_within_a_session_are_measured(run_in_job, pytester)
         """
     )
     session.assert_outcomes(passed=1)
+
+
+MARKING_WRAPPER = """
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    {target}.add_marker(pytest.mark.max_peak_mb({limit}))
+    return (yield)
+"""
+TWO_MB = """
+import torch
+
+def test_peak():
+    torch.zeros(2 * 2**18)
+"""
+
+
+@pytest.mark.parametrize("target", ["item", "item.parent"])
+@pytest.mark.parametrize(("limit", "outcome"), [(3, "passed"), (1, "failed")])
+def test_limit_that_an_outermost_wrapper_adds_is_judged(session, pytester, target, limit, outcome):
+    """Other plugins' wrappers that are to come first run before the plugin looks for markers."""
+    pytester.makeconftest(MARKING_WRAPPER.format(target=target, limit=limit))
+    run = session(TWO_MB, writes_json=False)
+    assert run.result.parseoutcomes() == {outcome: 1}, run.text
+    assert ("max_peak_mb(1) broken" in run.text) == (outcome == "failed")

@@ -104,7 +104,7 @@ class Counter:
         figures = Figures()  # of one moment, whatever other threads read
         self._functions.counter_read(self._number, None, 0, byref(figures))
         if figures.lost:
-            self._fail_for_lost()
+            _fail_for_lost(figures)
         return State(
             figures.level, figures.reserved, figures.peak, figures.peak_reserved, figures.serial
         )
@@ -113,16 +113,13 @@ class Counter:
         """Return the level of the device; raises what :meth:`figures` does."""
         self._read_last()
         level: int = self._last.level
-        return level if not self._last.lost else self._fail_for_lost()
+        return level if not self._last.lost else _fail_for_lost(self._last)
 
     def serial(self) -> int:
         """Return the number of allocations so far; raises what :meth:`figures` does."""
         self._read_last()
         serial: int = self._last.serial
-        return serial if not self._last.lost else self._fail_for_lost()
-
-    def _fail_for_lost(self) -> NoReturn:
-        raise MemoryError(f"{self._last.lost} allocations could not be recorded")
+        return serial if not self._last.lost else _fail_for_lost(self._last)
 
     def reset_peak(self) -> None:
         """Start a new peak of the device; those of regions stay."""
@@ -211,6 +208,10 @@ class Counter:
     def set_level(self, level: int, reserved: int) -> None:
         """Set the level of an accelerator, which its allocator reports only when it changes."""
         self._functions.counter_set_level(self._number, level, reserved)
+
+
+def _fail_for_lost(figures: Figures) -> NoReturn:
+    raise MemoryError(f"{figures.lost} allocations could not be recorded")
 
 
 class BlockAllocations(LazySequence[Block, Allocation]):
