@@ -38,6 +38,7 @@ from pytest_cka_memory.meters.blocks.written import (
     note_contexts,
     notes_contexts,
     notes_modules,
+    older_blocks,
     site_of,
 )
 
@@ -139,9 +140,8 @@ class Counter:
 
     def retained_since(self, serial: int) -> int:
         """Return the bytes of live blocks that were allocated after the allocation `serial`."""
-        count = self._unused_count
-        retained: int = self._functions.counter_retained(self._number, serial, count)
-        return retained
+        bytes_: int = self._functions.counter_retained(self._number, serial, self._unused_count)
+        return bytes_
 
     def retained_between(self, since: int, until: int) -> int:
         """Return the bytes of live blocks allocated after `since`, but not after `until`."""
@@ -303,8 +303,7 @@ class RegionCounter:
         """Return its highest level without what operators have allocated and freed themselves."""
         if not knows_scratch():
             return None
-        without: int = self._functions.counter_without_scratch(self._handle)
-        return without
+        return cast(int, self._functions.counter_without_scratch(self._handle))
 
     def at_peak(self) -> Sequence[AllocationGroup]:
         """Return what was live at its peak: by stack, and all that is older as one group."""
@@ -324,7 +323,7 @@ class RegionCounter:
     @property
     def _older(self) -> Callable[[], Mapping[int, int]]:
         """A function that keeps nothing of this region."""
-        return partial(_older_blocks, self._number, self.serial, self._functions)
+        return partial(older_blocks, self._number, self.serial, self._functions)
 
     def record(self, most_blocks: int = MOST_RECORDED) -> bool:
         """Record when blocks are allocated and freed; return False if that is not possible."""
@@ -369,14 +368,6 @@ class RegionCounter:
         """Return what :meth:`read` copies; the next call writes it again."""
         self._functions.counter_read(self._number, self._handle, sample, self._to_figures)
         return self._figures
-
-
-def _older_blocks(number: int, until: int, functions: ctypes.PyDLL) -> Mapping[int, int]:
-    """Return address and bytes of the live blocks that were allocated until `until`."""
-    blocks = WrittenBlocks(
-        functions.counter_live(), partial(functions.counter_older, number, until)
-    )
-    return dict(zip(blocks.addresses, blocks.sizes, strict=True))
 
 
 def _recorded_blocks(recording: Recorded) -> Iterator[RecordedBlock]:

@@ -8,9 +8,9 @@ import ctypes
 import sys
 import sysconfig
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_int64, sizeof
-from functools import cache
+from functools import cache, partial
 from types import CodeType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
@@ -313,3 +313,11 @@ class PeakGroups(LazySequence[int, AllocationGroup]):
             freed=freed,
             address=block.address,
         )
+
+
+def older_blocks(number: int, until: int, functions: ctypes.PyDLL) -> Mapping[int, int]:
+    """Return address and bytes of the live blocks that were allocated until `until`."""
+    blocks = WrittenBlocks(
+        functions.counter_live(), partial(functions.counter_older, number, until)
+    )
+    return dict(zip(blocks.addresses, blocks.sizes, strict=True))
