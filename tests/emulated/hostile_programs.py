@@ -364,7 +364,9 @@ def code(function: str, *args: Any) -> int:
 
 
 SIZE = ctypes.c_size_t
-GARBAGE = ctypes.c_void_p(0xDEAD000)
+GARBAGE = ctypes.c_void_p(0xD000)
+"""In the first 64 KiB, where Linux maps nothing. The heap of Debian's Python, which is loaded at a
+fixed low address, reaches beyond most other small numbers."""
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE, NOT_REGISTERED = 1, 2, 400, 713
 
 

@@ -7,6 +7,7 @@ import ctypes
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from emulated_cuda.errors import StaleValueError
 from emulated_cuda.values import staleness
@@ -29,9 +30,11 @@ def launch_from_host_code(values: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("way", ["compiled", "templated", "host"])
-def test_kernel_of_the_user_is_noticed_and_named(way):
+def test_kernel_of_the_user_is_noticed_and_named(way, tmp_path, monkeypatch):
     """A user's kernel is noticed and named, if PyTorch compiles it or host code launches it."""
     if way == "compiled":
+        if cpp_extension.CUDA_HOME is None:  # PyTorch asks for a toolkit, but reads nothing of it
+            monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
         source = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1; }'
         kernel = torch.cuda._compile_kernel(source, "add_one")
         launch, name = lambda x: kernel((1, 1, 1), (8, 1, 1), (x,)), "add_one"
