@@ -34,7 +34,8 @@ def skips(folder: Path = RESULTS) -> str:
     """How many tests of the suite each row skipped, by reason."""
     found = rows_in(folder)
     reasons = sorted({reason for row in found for reason in _reasons(row)})
-    head = ["skipped because", *(f"{row['torch']}, Python {row['python']}" for row in found)]
+    names = (f"{row['torch']}, Python {row['python']}, pytest {row['pytest']}" for row in found)
+    head = ["skipped because", *names]
     return _markdown(
         head,
         [
@@ -45,13 +46,14 @@ def skips(folder: Path = RESULTS) -> str:
 
 
 def rows_in(folder: Path) -> list[Row]:
-    """Return all rows, oldest torch first."""
+    """Return all rows: the oldest torch first, then the oldest Python and pytest."""
 
     def numbers(version: str) -> list[int]:
         return [int(part) if part.isdigit() else 0 for part in version.split(".")]
 
     rows = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
-    return sorted(rows, key=lambda row: [numbers(row[name]) for name in ("torch", "python")])
+    keys = ("torch", "python", "pytest")
+    return sorted(rows, key=lambda row: [numbers(row[key]) for key in keys])
 
 
 def _step(row: Row, name: str) -> Row:
