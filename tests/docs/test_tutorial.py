@@ -64,6 +64,7 @@ def test_files_that_are_not_committed_are_those_that_the_page_makes() -> None:
     assert not files & set(named)
 
 
+@pytest.mark.sources
 def test_wheel_that_the_tutorial_names_is_one_that_the_build_makes() -> None:
     """The page's example of a wheel has the project's version, and the tag of setup.py."""
     (named,) = re.findall(r"`\./wheels/(\S+\.whl)`", (ROOT / "docs" / "tutorial.md").read_text())

@@ -198,6 +198,7 @@ def test_interrupted_search_returns_what_is_known() -> None:
     assert lines[-1] == "interrupted: this is what is known so far"
 
 
+@pytest.mark.native
 @pytest.mark.slow
 def test_page_draws_memory_before_and_after(
     folder: Path, capfd: pytest.CaptureFixture[str]

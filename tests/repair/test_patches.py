@@ -138,6 +138,7 @@ def test_a_trial_leaves_nothing_behind(
     assert measured(partial(small_models.train, **STEP)) == plain
 
 
+@pytest.mark.native
 @pytest.mark.slow
 def test_all_edits_of_a_combination_are_in_one_copy(
     changes: dict[str, Change], copy_of: Callable[[Trial], ModuleType]

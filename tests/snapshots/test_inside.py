@@ -43,6 +43,7 @@ def session(tmp_path_factory):
     return folder, done.stdout
 
 
+@pytest.mark.emulates
 def test_region_saves_what_torch_has_recorded(session):
     """The file has the allocation of the region, with its line."""
     folder, _ = session
@@ -52,6 +53,7 @@ def test_region_saves_what_torch_has_recorded(session):
     assert ("test_it.py:7 in test_saves", 2**20) in [(row.line, row.bytes) for row in rows]
 
 
+@pytest.mark.emulates
 def test_recording_is_written_beside_the_report(session):
     """If the program records, its recording is beside the report, and the commands name it."""
     folder, output = session

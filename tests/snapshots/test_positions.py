@@ -17,7 +17,7 @@ from pytest_cka_memory.snapshots.replays import Run
 from pytest_cka_memory.snapshots.request_list import requests_of
 
 MB = made.MB
-pytestmark = pytest.mark.usefixtures("forked_replays")
+pytestmark = [pytest.mark.emulates, pytest.mark.usefixtures("forked_replays")]
 OWN_POOL = {"pool_id": (0, 0)}
 """What events of torch 2.12 and later have."""
 follows_orders = pytest.mark.skipif(

@@ -10,7 +10,7 @@ import pytest
 from pytest_cka_memory.snapshots.analysis import Lines, analysed
 from pytest_cka_memory.snapshots.reading import read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.emulates]
 
 MB = 2**20
 TESTS = """

@@ -44,6 +44,7 @@ def replayed(path, *runs):
 AS_RECORDED = {"attempts": False, "releases": True}
 
 
+@pytest.mark.emulates
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("name", OF_EACH_KIND)
@@ -68,6 +69,7 @@ def test_replay_takes_what_the_program_takes_under_each_setting(by_setting, name
             assert abs(result.reserved_bytes - own["reserved_bytes"]) <= 20 * MB
 
 
+@pytest.mark.emulates
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("name", ["graphs_that_are_deleted", "layers_that_are_offloaded"])
@@ -81,6 +83,7 @@ def test_reserve_of_expandable_segments_is_equal_after_each_allocation(by_settin
     assert found.growths > 3
 
 
+@pytest.mark.emulates
 @pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("kind", ["late", "wrapped"])
 @pytest.mark.parametrize("setting", ["", EXPANDABLE], ids=["default", "expandable"])
@@ -94,6 +97,7 @@ def test_recording_that_begins_in_the_middle_begins_exactly(recorded, setting, k
         assert found.wrong_segments == 0
 
 
+@pytest.mark.emulates
 @pytest.mark.slow
 def test_difference_is_counted(tmp_path):
     """A recording that no allocator would make: the replay says by how much it differs."""
@@ -106,6 +110,7 @@ def test_difference_is_counted(tmp_path):
     assert (found.first_recorded_bytes, found.first_replayed_bytes) == (34 * MB, 30 * MB)
 
 
+@pytest.mark.emulates
 @pytest.mark.usefixtures("forked_replays")
 @pytest.mark.parametrize("has_cause", [False, True])
 def test_replay_that_differs_says_why(tmp_path, capsys, has_cause):
@@ -136,6 +141,7 @@ def test_empty_range_is_of_small_blocks_unless_it_has_large_pages(tmp_path, size
     assert segment.is_expandable
 
 
+@pytest.mark.emulates
 @pytest.mark.slow
 def test_events_name_their_pools_since_torch_2_12(by_setting):
     """Before, the pool of a graph that was deleted is not known."""
@@ -199,6 +205,7 @@ def test_released_segments_are_a_call_or_the_allocators_own(tmp_path, frames, fo
     assert request_list.unclear_releases == (action == replaying.RELEASE and not frames)
 
 
+@pytest.mark.emulates
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_replays")
 def test_command_prints_what_fits(by_setting, tmp_path, capsys):
@@ -259,6 +266,7 @@ keep = [torch.empty(300 * 2**20, dtype=torch.uint8, device="cuda") for _ in rang
 """
 
 
+@pytest.mark.emulates
 def test_emulated_device_writes_a_recording_of_a_program_that_runs_out(tmp_path):
     """--snapshot writes what the program had, with its lines and the refused allocation."""
     script, path = tmp_path / "train.py", tmp_path / "run.pickle"
