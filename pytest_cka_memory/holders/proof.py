@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
-
 from pytest_cka_memory.holders import Reference, ReferencePath, ReferenceTree, Root
 from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
-from pytest_cka_memory.meters.objects import storages_of
+from pytest_cka_memory.meters.objects import is_only_tensor
 
 Roots = Callable[[], tuple[list[Root], list[Root]]]
 """Returns the names of users, and those of installed code."""
@@ -49,7 +47,6 @@ class Proofs:
     def __init__(self, *trees: ReferenceTree) -> None:
         self._searches_left = {"tensor": _MOST_SEARCHES, "object": _MOST_SEARCHES}
         self._tree = trees[0]
-        self._is_only_tensor = _only_tensor_function()
         self._own: Counter[int] = Counter()
         """By identity, how often an object is referenced by `trees`, besides the reference by which
         it was met. One that is not here has one key if a path ends at it, and none otherwise: so a
@@ -71,7 +68,7 @@ class Proofs:
 
     def is_only_reference(self, last: Reference) -> bool:
         """Whether a storage is freed with a reference that users delete, on the path to `last`."""
-        if not self._is_only_tensor(last.value):
+        if not is_only_tensor(last.value):
             return False
         for reference in self._tree.upwards(last):
             is_of_cpp = reference.root is None and reference.text is not None
@@ -118,28 +115,6 @@ class Proofs:
         own = self._own.get(id(reference.value), int(is_last))
         # One for the argument of getrefcount, one for `reference`, one for that of the path.
         return sys.getrefcount(reference.value) - 3 - own
-
-
-def _only_tensor_function() -> Callable[[Any], bool]:
-    """Return a function: whether no other tensor, node or object of C++ uses a tensor's storage.
-
-    It is called for every tensor, so what it needs is looked up once.
-    """
-    from pytest_cka_memory.meters.torch_private import storage_key, storage_use_count, use_count
-
-    def is_only_tensor(value: Any) -> bool:
-        if not issubclass(type(value), torch.Tensor) or use_count(value) != 1:
-            return False
-        for storage in storages_of(value):
-            if storage_use_count(storage_key(storage)) != _USES_OF_TENSOR_AND_OBJECT:
-                return False
-        return True
-
-    return is_only_tensor
-
-
-_USES_OF_TENSOR_AND_OBJECT = 2
-"""Uses of a storage that has one tensor: by the tensor, and by its object in Python."""
 
 
 def is_removable(value: Any) -> bool:

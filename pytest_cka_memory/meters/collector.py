@@ -303,13 +303,16 @@ class Generations:
 
     If the oldest generation was seen without an object of these types, and a list created then is
     still young, no object has been promoted since (in the versions of CPython that promote both
-    young generations together). So all objects of these types are young.
+    young generations together). So all objects of these types are young, unless ``gc.unfreeze()``
+    has made frozen objects old.
     """
 
     def __init__(self, kinds: Callable[[], set[type]]) -> None:
         self._kinds = kinds
         self._witness: list[Any] | None = None
         """Created when the oldest generation was seen to contain no such object."""
+        self._had_frozen = False
+        """Whether objects were frozen then."""
 
     def young(self) -> Iterator[Any]:
         """Yield those in the young generations."""
@@ -329,6 +332,7 @@ class Generations:
             none = False
             yield item
         self._witness = witness if none else None
+        self._had_frozen = none and gc.get_freeze_count() > 0
 
     def none_after_collecting(self) -> bool:
         """Collect young garbage only, and return whether that proves that no such object is left.
@@ -349,13 +353,19 @@ class Generations:
     def _all_are_young(self) -> bool:
         if self._witness is None or not PROMOTED_TOGETHER:
             return False
-        is_witness = partial(operator.is_, self._witness)
-        return any(sum(map(is_witness, _objects(number))) for number in (1, 0))
+        if self._had_frozen and _has(2, sys):  # older than any call of gc.freeze()
+            return False
+        return _has(1, self._witness) or _has(0, self._witness)
 
 
 def _objects(generation: int) -> Iterator[Any]:
     """Return an iterator that lists the objects of a generation when it is first asked."""
     return chain.from_iterable(map(gc.get_objects, (generation,)))
+
+
+def _has(generation: int, item: object) -> bool:
+    """Whether an object is in a generation."""
+    return sum(map(partial(operator.is_, item), _objects(generation))) > 0
 
 
 def _of(kinds: set[type], generation: int) -> list[Any]:

@@ -82,6 +82,21 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
             return ()
 
 
+_USES_OF_TENSOR_AND_OBJECT = 2
+"""Uses of a storage that has one tensor: by the tensor, and by its object in Python."""
+
+
+def is_only_tensor(value: Any) -> bool:
+    """Whether a value is a tensor whose storage no other tensor, node or object of C++ uses."""
+    if not issubclass(type(value), torch.Tensor) or torch_private.use_count(value) != 1:
+        return False
+    for storage in storages_of(value):
+        key = torch_private.storage_key(storage)
+        if torch_private.storage_use_count(key) != _USES_OF_TENSOR_AND_OBJECT:
+            return False
+    return True
+
+
 def storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
     """Yield the storages of the tensors in `value`, including nested lists, tuples and dicts."""
     if isinstance(value, torch.UntypedStorage):
@@ -139,19 +154,20 @@ def live_storages(
     *,
     young: bool = False,
     objects_of: Callable[[set[type]], Iterable[Any]] | None = None,
+    only: Callable[[Any], bool] | None = None,
 ) -> Iterator[torch.UntypedStorage]:
     """Yield each storage on `device` that a Python object, a ``.grad`` or a script module holds.
 
     Searches all objects of the garbage collector, or with `young` only its young generations, which
     takes less than 1 ms. Tensors that only C++ holds are not found. `objects_of` is a faster way to
-    find all objects of some types.
+    find all objects of some types. `only` says of an object whether to use it.
     """
     seen: set[int] = set()
     if objects_of is not None:
         objects = objects_of(_kinds())
     else:
         objects = _HOLDING.young() if young else _HOLDING.all()
-    for storage in _storages_among(objects):
+    for storage in _storages_among(filter(only, objects) if only is not None else objects):
         if storage.device == device and (key := torch_private.storage_key(storage)) not in seen:
             seen.add(key)
             yield storage

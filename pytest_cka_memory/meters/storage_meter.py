@@ -15,8 +15,14 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import objects, torch_private, torch_versions
 from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER
 from pytest_cka_memory.meters.ledger import Ledger, is_shared_memory
-from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
+from pytest_cka_memory.meters.objects import (
+    is_only_tensor,
+    live_storages,
+    none_after_collecting,
+    storages_of,
+)
 from pytest_cka_memory.meters.patching import (
     Patch,
     SharedPatches,
@@ -62,7 +68,7 @@ class CountingMode(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is not _ALWAYS_NEW:
             # A backward pass uses tensors that only the graph held, live since before the region.
-            counted = owner.counts_unknown_storages and torch_private.graph_task_id() == -1
+            counted = not owner.misses_older and torch_private.graph_task_id() == -1
             owner.record((*args, *kwargs.values()), counted=counted)
         try:
             result = func(*args, **kwargs)
@@ -86,7 +92,8 @@ class StorageTracker(SharedPatches):
         super().__init__()
         self.device = device
         self.counting = False
-        self.counts_unknown_storages = True
+        self.misses_older = False
+        """Whether storages that the ledger does not know may be older than the region."""
         self.ledger = Ledger()
         self._mode = CountingMode(self)
         """One for all threads, although their regions may overlap: each has its list of modes."""
@@ -127,8 +134,7 @@ class StorageTracker(SharedPatches):
         with torch_private.no_torch_function():  # the user's modes must not see these calls
             for storage in live_storages(self.device):
                 self.ledger.record(storage)
-        # That search does not find objects under gc.freeze(), which must not count as new later.
-        self.counts_unknown_storages = gc.get_freeze_count() == 0
+        self.misses_older = gc.get_freeze_count() > 0  # the search does not see what is frozen
         self.counting = True
 
     def undo(self) -> bool:
@@ -174,11 +180,21 @@ class StorageTracker(SharedPatches):
                 self.record(value, counted=counted, operator=operator)
 
     def record_unseen(self, *, young: bool = False) -> None:
-        """Record live storages that no operator has shown; with `young`, only recent ones."""
-        if not (self.counting and self.counts_unknown_storages):
+        """Record live storages that no operator has shown; with `young`, only recent ones.
+
+        If objects are frozen, what is found may use the memory of a frozen tensor, or be its
+        gradient. It is taken to be new if nothing else uses the same memory; nothing is, once the
+        region's code has called ``gc.unfreeze()``.
+        """
+        if not self.counting:
             return
+        # What was frozen is then old. To ask takes 30 ms if a million objects are frozen.
+        finds_frozen = not (young and PROMOTED_TOGETHER)
+        if self.misses_older and finds_frozen and gc.get_freeze_count() == 0:
+            return
+        only = is_only_tensor if self.misses_older else None
         with torch_private.no_torch_function():
-            for storage in live_storages(self.device, young=young):
+            for storage in live_storages(self.device, young=young, only=only):
                 # How many batches have arrived from a loader's workers before they are asked for
                 # varies by chance and would look like growth, so only an operator makes them count.
                 # Nor does a file that torch.load(mmap=True) or safetensors has mapped: each makes a

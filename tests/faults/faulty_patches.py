@@ -129,7 +129,7 @@ class TestModeLeftOn(Fault):
         keep()
 
     def test_it_stays_on(self) -> None:
-        assert _get_current_dispatch_mode_stack()[0] is self.mode
+        assert _get_current_dispatch_mode_stack()[-1] is self.mode
 
 
 class TestDefaultsChanged(Fault):

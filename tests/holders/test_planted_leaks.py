@@ -40,8 +40,8 @@ NEEDS_LIBRARY = [
     "two_gradients_that_use_the_other_parameter",
     "weights_of_a_quantized_module_in_the_layout_of_a_library",
 ]
-"""Leaks whose holder is read by the compiled library, or whose bytes the ledger does not see. It
-sees those of other threads only while no objects are frozen, and in tests they are."""
+"""Leaks whose holder is read by the compiled library, or whose bytes the ledger does not see, or,
+of another thread, whose line."""
 LEAKS = [
     pytest.param(leak, marks=[pytest.mark.native] * (leak.name in NEEDS_LIBRARY), id=leak.name)
     for leak in (*OBJECTS, *PROGRAMS, *TORCH, *GRAPHS, *CACHES)

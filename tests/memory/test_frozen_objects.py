@@ -1,6 +1,8 @@
 """Regions on the CPU while ``gc.freeze`` hides objects from the search for live tensors."""
 
 import gc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -26,3 +28,61 @@ def test_frozen_objects_are_not_counted(cpu: MemoryProbe) -> None:
         gc.unfreeze()
     assert region.retained_bytes == 400
     del new
+
+
+@pytest.fixture
+def frozen() -> Iterator[torch.nn.Linear]:
+    """A module whose gradients nothing in Python references, frozen with all that is alive."""
+    module = torch.nn.Linear(10, 10, bias=False)
+    module(torch.ones(1, 10)).sum().backward()
+    gc.collect()
+    gc.freeze()
+    yield module
+    gc.unfreeze()
+
+
+def in_another_thread(function: Callable[[], object]) -> object:
+    """Return what a function returns in another thread, whose operators the ledger does not see."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def test_what_another_thread_allocates_is_found(cpu: MemoryProbe, frozen: object) -> None:
+    with cpu.measure() as region:
+        kept = in_another_thread(lambda: torch.ones(250))
+    assert region.retained_bytes == 1000
+    with cpu.measure() as region:
+        for _ in region.batches(range(8)):
+            kept = [kept, in_another_thread(lambda: torch.ones(250))]
+    assert region.growth_bytes_per_batch == 1000
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda module: module.weight.detach(),
+        lambda module: module.weight.data,
+        lambda module: module.weight[2:],
+        lambda module: module.weight.grad,
+        lambda module: module.weight.untyped_storage(),
+        lambda module: [module.weight.detach(), module.weight[1:], module.weight.grad[1:]],
+    ],
+    ids=["detached", "data", "view", "gradient", "storage", "several"],
+)
+def test_memory_of_frozen_objects_is_older(
+    cpu: MemoryProbe, frozen: torch.nn.Linear, use: Callable[[torch.nn.Linear], object]
+) -> None:
+    """Objects that are made in the region use memory that is older, whoever makes them."""
+    with cpu.measure() as region:
+        kept = [use(frozen), in_another_thread(lambda: use(frozen))]
+    assert region.retained_bytes == 0
+    del kept
+
+
+def test_objects_that_are_frozen_no_more_are_older(cpu: MemoryProbe, frozen: object) -> None:
+    with cpu.measure() as region:
+        for batch in region.batches(range(8)):
+            if batch == 4:
+                gc.unfreeze()
+    assert region.retained_bytes == 0
+    assert region.growth_bytes_per_batch == 0

@@ -106,6 +106,12 @@ def test_absence_is_not_proved_if_objects_are_promoted_one_by_one(things, monkey
     assert list(things.all()) == []
 
 
+def test_objects_are_found_again_once_they_are_not_frozen(run_python):
+    """``gc.unfreeze()`` makes objects old without a collection."""
+    done = run_python("-c", FROZEN)
+    assert done.stdout == "[] [] True\n", done.stderr
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_search_leaves_the_collector_enabled_or_disabled(things, enabled):
     """A search leaves the garbage collector enabled or disabled, as it was."""
@@ -115,6 +121,20 @@ def test_search_leaves_the_collector_enabled_or_disabled(things, enabled):
     assert gc.isenabled() == enabled
     (gc.enable if was else gc.disable)()
 
+
+FROZEN = """
+import gc
+from pytest_cka_memory.meters.collector import Generations
+
+class Thing: pass
+
+kept = Thing()
+things = Generations(lambda: {Thing})
+gc.freeze()
+found = [list(things.all()) for _ in range(2)]
+gc.unfreeze()
+print(*found, list(things.all()) == [kept])
+"""
 
 STEPS = """
 import gc, sys
@@ -142,7 +162,8 @@ steps = {
     "drop": kept.clear,
     "leave a cycle": leave_a_cycle,
     "collect": lambda: gc.collect(random.randrange(3)),
-    "freeze": lambda: (gc.freeze(), gc.unfreeze()),
+    "freeze": gc.freeze,
+    "unfreeze": gc.unfreeze,
     "allocate": lambda: [[] for _ in range(random.randrange(3000))] and None,
 }
 taken = []
