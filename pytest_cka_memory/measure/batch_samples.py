@@ -30,10 +30,10 @@ class BatchSamples:
     """Takes a sample at each batch boundary.
 
     Garbage in reference cycles is not growth, but to look for it takes longer than a batch. Only
-    a sample above the checked ones of the last quarter of its size may need it: each of the
-    first 40, and later one after every two thirds as many batches as there were. What was not
-    needed is left for later. If the levels repeat every few batches, later checks are at batches
-    that do the same as the highest of the first 40, because growth compares the highest levels.
+    a sample above the checked ones of the last quarter of its size may need it: each of the first
+    40, and later one after every two thirds as many batches as there were, besides what was not
+    needed. Some of the first 40 are checked although they are no higher. If the levels repeat every
+    few batches, later checks are at batches that do as the highest of the first 40 does.
 
     What a check finds was garbage at its own boundary. At those before, it may have been in use. So
     no sample is corrected by a later check: its level is only limited to those that were checked
@@ -142,14 +142,17 @@ class BatchSamples:
         boundary.may_have_garbage = self._has_risen = True
         if not is_low:
             self._rose_at = len(self._boundaries)
+        elif len(self._boundaries) > 1:
+            self._allowed_checks += 1  # besides those of levels that rise
         if is_beside_collection:
             return None
-        if self._checks < self._allowed_checks and self._decides_growth(levels) and self.check():
-            if self._is_collecting or collections != self._collections:
-                boundary.may_have_garbage = self._has_risen = True
-                self._forget_levels()
-            return reading
-        return None
+        is_allowed = self._checks < self._allowed_checks and self._decides_growth(levels)
+        if not is_allowed or not self.check():
+            return None
+        if self._is_collecting or collections != self._collections:
+            boundary.may_have_garbage = self._has_risen = True
+            self._forget_levels()
+        return reading
 
     def _is_checked_however_low(self) -> bool:
         """Whether to check the last boundary although the level there has not risen.
@@ -160,8 +163,8 @@ class BatchSamples:
         """
         count = len(self._boundaries)
         if count == 1:
-            is_quick = self._census is not None and self._census.is_quick()
-            return is_quick and self._boundaries[0].level > self._peaks.start().requested_bytes
+            has_risen = self._boundaries[0].level > self._peaks.start().requested_bytes
+            return has_risen and self._census is not None and self._census.is_quick()
         return count <= _CHECKED_EACH and (self._leaves_garbage or self._rose_at == count - 1)
 
     def _wait_for_collection(self) -> None:
@@ -249,11 +252,10 @@ class BatchSamples:
         self._without_garbage = 0 if garbage_bytes else self._without_garbage + 1
         self._leaves_garbage |= garbage_bytes > 0
         most = max(self._checked_bytes, last.level)
-        levels = self._of_size[last.size]
         if garbage_bytes:
-            levels.limit(most)
+            self._of_size[last.size].limit(most)
         self._correct_unchecked(most, garbage_bytes)
-        levels.note(last.level)
+        self._of_size[last.size].note(last.level)
         self._checked, self._checked_bytes = len(self._boundaries), last.level
         self._has_risen = False
         return True
@@ -290,12 +292,11 @@ class BatchSamples:
         """
         if self._census is None or not self._may_have_older():
             return
-        older = self._census.older()
+        older, count = self._census.older(), len(self._boundaries)
         if older is None:
             self._before_collection()
             older = self._census.collect_older()
             self.freed_garbage |= bool(older)
-        count = len(self._boundaries)
         self._count_found([*((it, unknown_until, count) for it in older), *self._collected_older])
         self._collected_older = []
 

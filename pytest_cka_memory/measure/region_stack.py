@@ -238,7 +238,7 @@ class _SharedPeaks(Peaks):
         # Finalizers that cleaning ran may have allocated memory: other regions count it first.
         stack.merge_peaks()
         stack.meter.reset_peak()
-        self._highest = stack.meter.read()
+        self._start = self._highest = stack.meter.read()
         self._sample_peak = self._highest.allocated_bytes
         stack.share_with(self)
 
@@ -258,6 +258,9 @@ class _SharedPeaks(Peaks):
     def read(self) -> Reading:
         self._stack.merge_peaks()
         return self._highest
+
+    def start(self) -> Reading:
+        return self._start
 
     def settle(self, *, briefly: bool = False) -> bool:
         self._stack.meter.wait_for_threads(briefly=briefly)

@@ -192,9 +192,9 @@ class Peaks(ABC):
     def read(self) -> Reading:
         """Return the levels now, and as peaks the highest levels since the region began."""
 
+    @abstractmethod
     def start(self) -> Reading:
         """Return the levels when the region began, also if another thread has allocated since."""
-        return self.read()
 
     def end(self) -> Reading:
         """Return what :meth:`read` does, just after cleaning, which may have read the levels."""

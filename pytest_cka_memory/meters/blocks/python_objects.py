@@ -39,6 +39,8 @@ class CompiledCensus:
 
     last: "ClassVar[CompiledCensus | None]" = None
     """Begun at the last call of :meth:`remember_now`."""
+    handle: int | None = None
+    """None only if an exception of a signal handler has ended the constructor."""
 
     def __init__(self, library: Any, handle: int) -> None:
         self._library, self.handle = library, handle
@@ -60,7 +62,8 @@ class CompiledCensus:
         return None if handle is None else cls(library, handle)
 
     def __del__(self) -> None:
-        self._library.census_end(self.handle)
+        if self.handle is not None:
+            self._library.census_end(self.handle)
 
     def look_back(self, most: int) -> None:
         """Also look at what was created since :meth:`remember_now` was called before the begin.
