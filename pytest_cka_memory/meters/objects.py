@@ -154,20 +154,21 @@ def live_storages(
     *,
     young: bool = False,
     objects_of: Callable[[set[type]], Iterable[Any]] | None = None,
-    only: Callable[[Any], bool] | None = None,
+    shared: bool = True,
 ) -> Iterator[torch.UntypedStorage]:
     """Yield each storage on `device` that a Python object, a ``.grad`` or a script module holds.
 
     Searches all objects of the garbage collector, or with `young` only its young generations, which
     takes less than 1 ms. Tensors that only C++ holds are not found. `objects_of` is a faster way to
-    find all objects of some types. `only` says of an object whether to use it.
+    find all objects of some types. Without `shared`, only storages that one plain tensor uses, and
+    nothing else.
     """
     seen: set[int] = set()
     if objects_of is not None:
         objects = objects_of(_kinds())
     else:
         objects = _HOLDING.young() if young else _HOLDING.all()
-    for storage in _storages_among(filter(only, objects) if only is not None else objects):
+    for storage in _storages_among(objects) if shared else _unshared_among(objects):
         if storage.device == device and (key := torch_private.storage_key(storage)) not in seen:
             seen.add(key)
             yield storage
@@ -188,6 +189,14 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
             gradient = gradient_of(item)
             if gradient is not None:
                 yield from storages_of(gradient)
+
+
+def _unshared_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
+    for item in objects:
+        is_plain = type(item) in PLAIN_TENSORS and item.layout is torch.strided
+        # Others consist of tensors that other objects may use.
+        if is_plain and torch_private.unwrapped(item) is None and is_only_tensor(item):
+            yield from storages_of(item)
 
 
 def was_freed(storage: torch.UntypedStorage) -> bool:

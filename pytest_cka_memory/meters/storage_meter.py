@@ -17,12 +17,7 @@ from pytest_cka_memory.meters import objects, torch_private, torch_versions
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER
 from pytest_cka_memory.meters.ledger import Ledger, is_shared_memory
-from pytest_cka_memory.meters.objects import (
-    is_only_tensor,
-    live_storages,
-    none_after_collecting,
-    storages_of,
-)
+from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
 from pytest_cka_memory.meters.patching import (
     Patch,
     SharedPatches,
@@ -192,9 +187,9 @@ class StorageTracker(SharedPatches):
         finds_frozen = not (young and PROMOTED_TOGETHER)
         if self.misses_older and finds_frozen and gc.get_freeze_count() == 0:
             return
-        only = is_only_tensor if self.misses_older else None
+        shared = not self.misses_older
         with torch_private.no_torch_function():
-            for storage in live_storages(self.device, young=young, only=only):
+            for storage in live_storages(self.device, young=young, shared=shared):
                 # How many batches have arrived from a loader's workers before they are asked for
                 # varies by chance and would look like growth, so only an operator makes them count.
                 # Nor does a file that torch.load(mmap=True) or safetensors has mapped: each makes a

@@ -6,8 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from pytest_cka_memory import MemoryProbe
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,6 +38,8 @@ def frozen() -> Iterator[torch.nn.Linear]:
     """A module whose gradients nothing in Python references, frozen with all that is alive."""
     module = torch.nn.Linear(10, 10, bias=False)
     module(torch.ones(1, 10)).sum().backward()
+    module.register_buffer("sparse", module.weight.detach().to_sparse())
+    module.register_buffer("rows", module.weight.detach().to_sparse_csr())
     gc.collect()
     gc.freeze()
     yield module
@@ -66,9 +71,17 @@ def test_what_another_thread_allocates_is_found(cpu: MemoryProbe, frozen: object
         lambda module: module.weight.grad,
         lambda module: module.weight.untyped_storage(),
         lambda module: [module.weight.detach(), module.weight[1:], module.weight.grad[1:]],
+        lambda module: TwoTensor(module.weight.detach(), module.weight.detach()),
+        lambda module: TwoTensor(module.weight.grad, module.weight.grad),
+        lambda module: torch.nn.Parameter(module.sparse, requires_grad=False),
+        lambda module: module.sparse.detach(),
+        lambda module: module.rows.data,
     ],
-    ids=["detached", "data", "view", "gradient", "storage", "several"],
-)
+    ids=[
+        "detached", "data", "view", "gradient", "storage", "several", "new wrapper", "wrapper",
+        "sparse parameter", "sparse", "sparse rows",
+    ],
+)  # fmt: skip
 def test_memory_of_frozen_objects_is_older(
     cpu: MemoryProbe, frozen: torch.nn.Linear, use: Callable[[torch.nn.Linear], object]
 ) -> None:
@@ -77,6 +90,15 @@ def test_memory_of_frozen_objects_is_older(
         kept = [use(frozen), in_another_thread(lambda: use(frozen))]
     assert region.retained_bytes == 0
     del kept
+
+
+def test_a_frozen_gradient_of_another_parameter_is_older(
+    cpu: MemoryProbe, frozen: torch.nn.Linear
+) -> None:
+    other = torch.nn.Parameter(torch.ones(10, 10))
+    with cpu.measure() as region:
+        other.grad = frozen.weight.grad
+    assert region.retained_bytes == 0
 
 
 def test_objects_that_are_frozen_no_more_are_older(cpu: MemoryProbe, frozen: object) -> None:
