@@ -96,6 +96,7 @@ class AxesOfLayers:
         self._model = model
         self._stated = dict(stated or {})
         self._known: dict[Call, Layout | Unknown] = {}
+        self._has_classes: dict[tuple[type[nn.Module], ...], bool] = {}
         self.probed = Probed()
 
     def states_all(self, names: list[str]) -> bool:
@@ -312,7 +313,10 @@ class AxesOfLayers:
         return 1 if samples == 0 else None
 
     def _has(self, classes: tuple[type[nn.Module], ...]) -> bool:
-        return any(isinstance(module, classes) for module in self._model.modules())
+        if classes not in self._has_classes:  # asked for each layer
+            modules = self._model.modules()
+            self._has_classes[classes] = any(isinstance(module, classes) for module in modules)
+        return self._has_classes[classes]
 
 
 _FEATURES_SECOND_OF_TEXT = (
