@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -254,3 +255,23 @@ def by_hand(tokens: Tensor, real: Tensor, pooling: str) -> Tensor:
         "last": lambda row, at: row[at[-1]],
     }[pooling]
     return torch.stack([choose(row, at) for row, at in zip(tokens, kept, strict=True)])
+
+
+class _Searched(nn.Sequential):
+    """Counts how often somebody goes through all of its modules."""
+
+    searches = 0
+
+    def modules(self) -> Iterator[nn.Module]:
+        self.searches += 1
+        return super().modules()
+
+
+def test_more_layers_do_not_search_the_model_more_often() -> None:
+    """Else the time would be quadratic in the layers."""
+    searches = []
+    for layers in (5, 50):
+        model = _Searched(nn.Conv2d(3, 4, 1), *(nn.ReLU() for _ in range(layers)))
+        CKA(model).compare([torch.randn(8, 3, 4, 4)], progress=False)
+        searches.append(model.searches)
+    assert searches[0] == searches[1]
