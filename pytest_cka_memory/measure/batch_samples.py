@@ -31,8 +31,8 @@ class BatchSamples:
 
     Garbage in reference cycles is not growth, but to look for it takes longer than a batch. Only
     a sample above the checked ones of the last quarter of its size may need it: each of the first
-    40, and later one after every two thirds as many batches as there were, besides what was not
-    needed. Some of the first 40 are checked although they are no higher. If the levels repeat every
+    40, and later one after every two thirds as many batches as there were, and any that the first
+    ones did not need. Some of the first 40 are checked although they are no higher. If the levels repeat every
     few batches, later checks are at batches that do as the highest of the first 40 does.
 
     What a check finds was garbage at its own boundary. At those before, it may have been in use. So
