@@ -32,8 +32,8 @@ class BatchSamples:
     Garbage in reference cycles is not growth, but to look for it takes longer than a batch. Only
     a sample above the checked ones of the last quarter of its size may need it: each of the first
     40, and later one after every two thirds as many batches as there were, and any that the first
-    ones did not need. Some of the first 40 are checked although they are no higher. If the levels repeat every
-    few batches, later checks are at batches that do as the highest of the first 40 does.
+    ones did not need. Some of the first 40 are checked although they are no higher. If levels
+    repeat every few batches, later checks are at batches like the highest of the first 40.
 
     What a check finds was garbage at its own boundary. At those before, it may have been in use. So
     no sample is corrected by a later check: its level is only limited to those that were checked
