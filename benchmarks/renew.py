@@ -7,14 +7,15 @@
 
 What a result was measured on stands in ``results/conditions.json``, with the commit. It is as old
 as that commit or the one that wrote its file, whichever is newer: a result that was measured again
-can be the same. A table is measured as a whole, so that a file never has rows from different
-machines. To measure all of them takes a day. So ``--confirm`` measures a fixed part of a table that
-counts bytes or outcomes, and if all its rows are as they were stored, the result counts as as new
-as that commit, with a note of the part. Times cannot be confirmed, only measured again. The rows
-of versions are made by ``.ci/against``.
+can be the same. Changes of comments and docstrings do not make it older. A table is measured as a
+whole, so that a file never has rows from different machines. To measure all of them takes a day. So
+``--confirm`` measures a fixed part of a table that counts bytes or outcomes, and if all its rows
+are as they were stored, the result counts as as new as that commit, with a note of the part. Times
+cannot be confirmed, only measured again. The rows of versions are made by ``.ci/against``.
 """
 
 import argparse
+import ast
 import json
 import subprocess
 import sys
@@ -317,7 +318,8 @@ def commits_since(
 ) -> list[str] | None:
     """Return the commits that changed the code after a result was measured, newest first.
 
-    None if its file is in no commit.
+    None if its file is in no commit. If they changed nothing but comments, docstrings and the
+    layout of Python files, all in all, none count: such a change moves no figure.
 
     Args:
         file: the result.
@@ -330,7 +332,28 @@ def commits_since(
         return None
     newer = isinstance(measured, str) and _is_between(root, written[0], measured)
     start = measured if newer else written[0]
-    return _git(root, "log", "--format=%h %s", f"{start}..HEAD", "--", *code)
+    commits = _git(root, "log", "--format=%h %s", f"{start}..HEAD", "--", *code)
+    return commits if commits and not _is_same_code(root, start, code) else []
+
+
+def _is_same_code(root: Path, start: str, code: Sequence[str]) -> bool:
+    """Return whether what Python runs of the code is the same in a commit and in HEAD."""
+    changed = _git(root, "diff", "--name-status", "--no-renames", start, "HEAD", "--", *code)
+    pairs = [line.split("\t") for line in changed]
+    if any(status != "M" or not name.endswith(".py") for status, name in pairs):
+        return False
+    return all(_program(root, start, name) == _program(root, "HEAD", name) for _, name in pairs)
+
+
+def _program(root: Path, commit: str, name: str) -> str:
+    """Return a file's syntax tree without its docstrings, as text."""
+    tree = ast.parse("\n".join(_git(root, "show", f"{commit}:{name}")))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                del node.body[0]
+    return ast.dump(tree)
 
 
 def _is_between(root: Path, older: str, commit: str) -> bool:

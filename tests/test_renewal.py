@@ -47,20 +47,26 @@ def test_code_and_scripts_of_tables_exist(renewal):
         assert [folder for folder in table.code if not (ROOT / folder).exists()] == []
 
 
+def commits_to(folder):
+    """Make a repository; return a function that adds a line to a file and commits it."""
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+
+    def commit(name, line="line"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        with (folder / name).open("a") as file:
+            file.write(f"{line}\n")
+        own = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        for words in (["add", name], [*own, "commit", "-qm", f"Change {name}"]):
+            subprocess.run(["git", "-C", str(folder), *words], check=True)
+
+    return commit
+
+
 def test_result_is_older_than_its_code_if_a_later_commit_changed_the_code(renewal, tmp_path):
     """Only commits after the one that wrote the result or a newer one at which it was measured
     count, and only those that change its code.
     """
-
-    def commit(name):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        with (tmp_path / name).open("a") as file:
-            file.write("line\n")
-        own = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        for words in (["add", name], [*own, "commit", "-qm", f"Change {name}"]):
-            subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    commit = commits_to(tmp_path)
     since = renewal["commits_since"]
     result = tmp_path / "result.json"
     commit("code/a.py")
@@ -77,6 +83,29 @@ def test_result_is_older_than_its_code_if_a_later_commit_changed_the_code(renewa
     assert since(result, ["code"], tmp_path, measured) == []
     assert len(since(result, ["code"], tmp_path, f"{measured}~3")) == 1
     assert len(since(result, ["code"], tmp_path, "0" * 40)) == 1
+
+
+def test_comments_and_docstrings_do_not_make_a_result_older(renewal, tmp_path):
+    """They move no figure; a line that runs, another language and a new file may."""
+    commit = commits_to(tmp_path)
+    commit("code/a.py", '"""Say one thing."""\nLIMIT = 1\ndef f():\n    """Do."""\n    return 1')
+    commit("code/b.c", "int b;")
+    commit("result.json")
+    commit("code/a.py", "# why")
+    text = (tmp_path / "code/a.py").read_text()
+    (tmp_path / "code/a.py").write_text(text.replace("one thing", "another").replace("Do", "Say"))
+    commit("code/a.py", "")
+    result = tmp_path / "result.json"
+    assert renewal["commits_since"](result, ["code"], tmp_path) == []
+    commit("code/a.py", "LIMIT = 2")
+    assert len(renewal["commits_since"](result, ["code"], tmp_path)) == 3
+    assert len(renewal["commits_since"](result, ["code/b.c"], tmp_path)) == 0
+    commit("result.json")
+    commit("code/b.c", "// why")
+    assert len(renewal["commits_since"](result, ["code"], tmp_path)) == 1
+    commit("result.json")
+    commit("code/c.py", "# why")
+    assert len(renewal["commits_since"](result, ["code"], tmp_path)) == 1
 
 
 def test_unknown_table_is_refused_with_the_known_ones(renewal):
