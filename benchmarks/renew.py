@@ -93,9 +93,8 @@ TABLES = {
     ),
     "repairs": Table(
         "repairs-torch-{torch}.json", ("pytest_cka_memory/repair", *DEVICE), "repairs.py",
-        minutes=60, needs="the programs' packages: diffusers, lightning, monai, peft, timm, …",
-        part=("--only", "imagenet_resnet18", "--only", "mingpt"),
-        sums=("summary", "conditions"),
+        minutes=8, needs="the programs' packages: diffusers, lightning, monai, peft, timm, …",
+        part=ALL, sums=("conditions", "published"),
     ),
     "recordings": Table(
         "recordings-torch-{torch}.json",
@@ -273,7 +272,7 @@ TABLES = {
         "foreign-programs-torch-{torch}.json", DEVICE, "foreign_programs.py",
         minutes=60, needs="checkouts of the projects, and what they import",
         part=ALL,
-        chosen="FOLDER --only TRL",
+        chosen="FOLDER --only e3nn nanochat",
     ),
     "Inductor's operators": Table(
         "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
