@@ -179,7 +179,8 @@ TABLES = {
         part=ALL,
     ),
     "sanity check": Table(
-        "sanity-torch-{torch}.json", ("cka",), "sanity.py", minutes=20, needs="scikit-learn, pillow"
+        "sanity-torch-{torch}.json", ("cka",), "sanity.py", minutes=20,
+        needs="scikit-learn, pillow; the same processor, because networks are trained", part=ALL,
     ),
     "passes": Table(
         "gram-passes-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "gram_passes.py"

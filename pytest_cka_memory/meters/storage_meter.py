@@ -5,7 +5,6 @@ A dispatch mode sees the operators of the threads that have opened regions. What
 """
 
 import functools
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import objects, torch_private, torch_versions
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER
+from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER, has_frozen
 from pytest_cka_memory.meters.ledger import Ledger, is_shared_memory
 from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
 from pytest_cka_memory.meters.patching import (
@@ -129,7 +128,7 @@ class StorageTracker(SharedPatches):
         with torch_private.no_torch_function():  # the user's modes must not see these calls
             for storage in live_storages(self.device):
                 self.ledger.record(storage)
-        self.misses_older = gc.get_freeze_count() > 0  # the search does not see what is frozen
+        self.misses_older = has_frozen()  # the search does not see what is frozen
         self.counting = True
 
     def undo(self) -> bool:
@@ -183,9 +182,9 @@ class StorageTracker(SharedPatches):
         """
         if not self.counting:
             return
-        # What was frozen is then old. To ask takes 30 ms if a million objects are frozen.
+        # What was frozen is then old.
         finds_frozen = not (young and PROMOTED_TOGETHER)
-        if self.misses_older and finds_frozen and gc.get_freeze_count() == 0:
+        if self.misses_older and finds_frozen and not has_frozen():
             return
         shared = not self.misses_older
         with torch_private.no_torch_function():
