@@ -228,19 +228,25 @@ def explanation(
         yield from excess.reserve_explanation(record, width)
         return
     yield from _growth_line(breach, record, width)
-    if record.garbage and sentences.part_of_message(record, breach.figure):
-        yield "  garbage in reference cycles:"
-        for holding in record.garbage[:1]:
-            yield from holding_lines(holding, width)
-            if holding.hint:
-                yield from wrapped(f"what to do: {holding.hint}", width, "    ")
+    garbage = record.garbage[:1] if sentences.part_of_message(record, breach.figure) else ()
+    is_counted = _explaining_field(breach) != "grown"
+    yield from _garbage_lines(garbage, width) if is_counted else ()
     yield from _group_lines(breach, record, width, earlier)
     yield from wrapped(sentences.sentence(record, breach.figure), width, "  ")
+    yield from _garbage_lines(garbage, width, ", not counted") if not is_counted else ()
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
         also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
         yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
             yield from holding_lines(holding, width)
+
+
+def _garbage_lines(garbage: Sequence[Holding], width: int, which: str = "") -> Iterator[str]:
+    for holding in garbage:
+        yield f"  garbage in reference cycles{which}:"
+        yield from holding_lines(holding, width)
+        if holding.hint:
+            yield from wrapped(f"what to do: {holding.hint}", width, "    ")
 
 
 def is_reserve_the_cause(breach: Breach, record: RegionRecord) -> bool:

@@ -162,7 +162,7 @@ def _regions(report: Report, room: int) -> list[str]:
 MOST_PER_KIND = 10
 """GitHub shows only the first ten of each kind per step."""
 
-_MOST_LINES = 12
+_MOST_LINES = 14
 _MOST_LINE = 400
 _EXCUSED = ("xfailed", "xpassed", "skipped")
 PathOf = Callable[[str], str | None]
@@ -221,13 +221,24 @@ def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Itera
     broken.sort(key=_excess_bytes, reverse=True)
     for problem in summary.first_of_each(broken, lambda problem: problem.result.nodeid):
         alone = problem._replace(earlier=())  # each annotation is read without the others
-        holders = alone.holders
-        if len(holders) > _MOST_LINES:  # the last line says how much they explain
-            holders = (*holders[: _MOST_LINES - 1], holders[-1])
-        lines = [f"{problem.result.name}: {problem.sentence}", *holders]
+        lines = [f"{problem.result.name}: {problem.sentence}", *_first_groups(alone.holders)]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
         place = _place(problem.result, report, path_of)
         yield command(kind, message, **place, title=f"{one_line(problem.limit)} broken{source}")
+
+
+def _first_groups(lines: Sequence[str]) -> list[str]:
+    """Return the groups of lines that fit, but at least two, and the line with their share.
+
+    The first may be the bars of a loop's levels; the next one is the largest cause.
+    """
+    starts = [number for number, line in enumerate(lines) if not line.startswith("   ")]
+    ends = [*starts[1:], len(lines)]
+    for shown, (start, end) in enumerate(zip(starts, ends, strict=False)):
+        if shown > 1 and end > _MOST_LINES:
+            share = (line for line in lines[start:] if line.startswith("  explains"))
+            return [*lines[:start], "  and more, in the message of the test", *share]
+    return list(lines)
 
 
 def _excess_bytes(problem: Problem) -> float:

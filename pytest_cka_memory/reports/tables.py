@@ -81,8 +81,11 @@ def chosen(results: Sequence[Result], choice: RowChoice, elsewhere: str) -> Chos
     if choice.most is None or total <= choice.most:
         ordered = by_alarm(results, choice.figure) if choice.is_sorted else list(results)
         return ChosenRows(ordered, choice.is_sorted, "")
-    urgent = sum(result.verdict in _ALWAYS for result in results)
-    shown = by_alarm(results, choice.figure)[: max(urgent, choice.most)]
+    urgent = by_alarm([each for each in results if each.verdict in _ALWAYS], choice.figure)
+    # The others not by verdict: tests that failed are not judged, and would hide what was measured.
+    others = [result for result in results if result.verdict not in _ALWAYS]
+    others.sort(key=lambda result: _descending(result, choice.figure))
+    shown = [*urgent, *others][: max(len(urgent), choice.most)]
     left = total - len(shown)
     text = f"{left:,} of {total:,} regions with a lower {choice.figure.noun} are left out"
     return ChosenRows(shown, True, f"{text}: {elsewhere}" if left else "")
@@ -97,10 +100,15 @@ def by_alarm(results: Sequence[Result], figure: Figure = FIGURES["peak_bytes"]) 
     """
 
     def place(result: Result) -> tuple[int, float]:
-        value = getattr(result.record, figure.name)
-        return VERDICTS.index(result.verdict), math.inf if value is None else -value
+        return VERDICTS.index(result.verdict), _descending(result, figure)
 
     return sorted(results, key=place)
+
+
+def _descending(result: Result, figure: Figure) -> float:
+    """Return what sorts regions by a figure, the largest first, and those without it last."""
+    value = getattr(result.record, figure.name)
+    return math.inf if value is None else -value
 
 
 def known_columns(results: Sequence[Result]) -> list[Figure]:

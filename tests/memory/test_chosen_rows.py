@@ -83,6 +83,15 @@ def test_larger_table_has_the_largest_and_says_how_many_are_left_out():
     )
 
 
+def test_regions_that_were_not_judged_are_not_before_larger_ones():
+    """Tests that failed have small peaks; they would hide the regions that were measured."""
+    unjudged = [region(f"failed_{number}", 1, limits=[RESERVE]) for number in range(80)]
+    rows = chosen([*unjudged, *many(80)], RowChoice(), "")
+    assert names(rows.results)[:80] == [f"test_{number}" for number in range(79, -1, -1)]
+    assert names(rows.results)[80].startswith("failed_")
+    assert rows.left_out.startswith("60 of 160 regions with a lower peak")
+
+
 def test_broken_limits_and_warnings_are_never_left_out():
     """If more limits broke than there are rows, all of them are shown, and nothing else."""
     broken = [region(f"broken_{n}", 50, 1, [ZERO if n % 2 else WARNS]) for n in range(30)]

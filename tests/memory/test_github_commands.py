@@ -7,7 +7,7 @@ import pytest
 from reports_made import record
 
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.retention import Holding
+from pytest_cka_memory.core.retention import Holding, Sample
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.integrations.github import JobStep, step_of
 from pytest_cka_memory.limits import limit_from_marker
@@ -53,24 +53,52 @@ def test_breach_is_reported_at_the_line_of_its_test():
     )
 
 
-def test_long_explanation_ends_with_its_share():
-    """An annotation has 12 lines of an explanation; the share is its last line and is kept."""
+def growing(hints, garbage=()):
+    """Return the lines of the annotation about a loop that grows, with a group for each hint."""
     groups = tuple(
         Holding(
-            bytes=9 - number,
+            bytes=900 - number,
             count=1,
+            bytes_per_batch=300 / len(hints),
             created_at=(f"net.py:{number} in f",),
             held_by=f"net.x{number}",
-            hint=f"free it {number}",
+            hint=hint,
         )
-        for number in range(6)
+        for number, hint in enumerate(hints)
     )
-    measured = record("r", retained_bytes=39, batches=0, retained=groups)
-    broken = judge("t.py::test_it", measured, [limit_from_marker("zero_retention", (), {})])
+    left_bytes = sum(holding.bytes for holding in garbage)
+    levels = (Sample(n, 64, n * 300, n * 300, n * 300, left_bytes) for n in range(1, 10))
+    measured = record("r", timeline=tuple(levels), grown=groups, garbage=garbage)
+    broken = judge("t.py::test_it", measured, [limit_from_marker("flat_per_batch", (), {})])
     (command,) = commands(Report({}, (broken,)))
-    _, *lines = command.split("%0A")
-    assert len(lines) == 12
-    assert lines[-1].strip() == "explains 39 of 39 B"
+    return command.split("%0A")[1:]
+
+
+def test_long_explanation_has_whole_groups_and_ends_with_the_share_of_all():
+    """What does not fit is left out from the end, and a line says that there is more."""
+    lines = growing([f"free it {number}" for number in range(6)])
+    assert [line.strip() for line in lines[-3:]] == [
+        *("what to do: free it 2", "and more, in the message of the test"),
+        "explains 300 of 300 B per batch",
+    ]
+    assert len(lines) == 1 + 3 * 4 + 2
+
+
+def test_largest_cause_is_whole_however_long_it_is():
+    lines = growing([" ".join(["free it"] * 200)])
+    assert len(lines) > 20
+    assert lines[-1].startswith("  explains ")
+
+
+def test_garbage_follows_what_a_loop_grows_by():
+    """It is not counted as growth, and a reader takes what comes first for the cause."""
+    left = Holding(bytes=4000, count=1, held_by="Node.x, in the cycle Node.me", hint="break it")
+    lines = growing(["free it"], garbage=(left,))
+    assert [line.strip() for line in lines[4:]] == [
+        *("what to do: free it", "explains 300 of 300 B per batch"),
+        *("garbage in reference cycles, not counted:", "1 tensor, 4,000 bytes"),
+        *("held by Node.x, in the cycle Node.me", "what to do: break it"),
+    ]
 
 
 def test_breach_outside_the_repository_is_reported_without_a_file():
