@@ -61,6 +61,7 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
             "plugin",
             "plugin.entry_point",
             "plugin.activation",
+            "plugin.pytest_private",
         ),
     )
     assert mine == {package, *(f"{package}.{name}" for name in modules)}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.meters import KNOWN_DEVICES
+from pytest_cka_memory.plugin.pytest_private import written_keys
 
 BASELINE_FILE = "cka-memory-baseline.json"
 """Name of the baseline file, in pytest's root folder, if no option names another."""
@@ -217,8 +218,37 @@ def are_given(config: pytest.Config) -> bool:
     """Whether any option is set, on the command line or in the ini file."""
     return any(
         config.getoption(option_of(name)) is not None or _is_in_ini_file(config, ini_key(name))
-        for name, *_ in (*_FLAGS, *_VALUED, ("report",), ("explain",), ("timeline",))
+        for name in _names()
     )
+
+
+def _names() -> list[str]:
+    return [*(name for name, *_ in (*_FLAGS, *_VALUED)), "report", "explain", "timeline"]
+
+
+def refuse_unknown_keys(config: pytest.Config) -> None:
+    """Stop the session if a key of the ini file begins as ours do but is none.
+
+    pytest only warns of it, and the limit that somebody meant would not hold.
+
+    Raises:
+        pytest.UsageError: names the key that was probably meant.
+    """
+    known = list(map(ini_key, _names()))
+    for key in written_keys(config):
+        if not key.startswith(ini_key("")) or key in known:
+            continue
+        try:
+            config.getini(key)  # another plugin's may begin so, too
+        except ValueError as error:
+            from difflib import get_close_matches
+
+            (near,) = get_close_matches(key, known, n=1, cutoff=0)
+            file = "the configuration" if config.inipath is None else config.inipath.name
+            raise pytest.UsageError(
+                f"there is no key {key!r} ({file}); did you mean {near}? All keys: "
+                f"{', '.join(sorted(known))}"
+            ) from error
 
 
 def _is_in_ini_file(config: pytest.Config, key: str) -> bool:

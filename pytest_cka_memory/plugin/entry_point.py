@@ -12,7 +12,13 @@ import pytest
 from pytest_cka_memory import hookspecs
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS, NO_ALLOCATIONS_HELP
 from pytest_cka_memory.integrations import is_controller
-from pytest_cka_memory.plugin import activation, add_options, narrowed_key, written_reports
+from pytest_cka_memory.plugin import (
+    activation,
+    add_options,
+    narrowed_key,
+    refuse_unknown_keys,
+    written_reports,
+)
 
 if TYPE_CHECKING:
     from pytest_cka_memory.measure.probe import MemoryProbe
@@ -40,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS.values():
         config.addinivalue_line("markers", f"{marker.example}: {marker.help}")
     config.addinivalue_line("markers", f"{NO_ALLOCATIONS}: {NO_ALLOCATIONS_HELP}")
+    refuse_unknown_keys(config)
     if activation.is_asked_for(config):
         activation.start(config)
     elif is_controller(config):

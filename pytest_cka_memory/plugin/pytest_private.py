@@ -48,6 +48,12 @@ def terminal_width(config: pytest.Config) -> int:
     return width
 
 
+def written_keys(config: pytest.Config) -> list[str]:
+    """Return the keys of the ini file and of ``--override-ini``."""
+    written = getattr(config, "_inicfg", None)  # the public name warns since pytest 9
+    return list(config.inicfg if written is None else written)
+
+
 def ini_as_written(config: pytest.Config, key: str) -> Any:
     """Return the value of an ini key whose type in a TOML file is not the one that is declared."""
     written: Any = getattr(config, "_inicfg", {}).get(key)  # since pytest 9, as are TOML types

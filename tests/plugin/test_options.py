@@ -244,3 +244,22 @@ def test_plugin_chooses_the_meter_if_the_hook_returns_none(session, pytester):
     run = session(source, "--cka-memory-device=cpu")
     assert run.region["peak_increase_bytes"] == 1024
     assert run.report["session"]["meter"] == meter_for("cpu").name
+
+
+@pytest.mark.parametrize("key", ["cka_memory_maxpeak", "cka_memory_max_peak", "cka_memory_"])
+def test_unknown_key_of_the_ini_file_stops_the_session(scripted, pytester, key):
+    """Pytest only warns of it, and the limit that somebody meant would not hold."""
+    pytester.makeini(f"[pytest]\n{key} = 64\n")
+    run = scripted(TWO)
+    assert run.result.ret == pytest.ExitCode.USAGE_ERROR
+    run.result.stderr.fnmatch_lines([f"*there is no key '{key}' (tox.ini); did you mean cka_memo*"])
+    if key != "cka_memory_":
+        run.result.stderr.fnmatch_lines(["*did you mean cka_memory_max_peak_mb? All keys: *"])
+
+
+def test_key_of_another_plugin_is_known(scripted, pytester):
+    """Its name may begin as ours do."""
+    pytester.makeini("[pytest]\ncka_memory_own = 64\n")
+    pytester.makepyfile(own="def pytest_addoption(parser): parser.addini('cka_memory_own', 'x')")
+    pytester.syspathinsert()
+    scripted(TWO, "-p", "own").assert_outcomes(passed=2)
