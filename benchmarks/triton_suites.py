@@ -163,7 +163,7 @@ class Recorder:
         outcome = report.outcome
         if "TookTooLong" in text:
             outcome = "too long"
-        elif "OutOfMemoryError" in text:
+        elif "OutOfMemoryError" in report.longreprtext:  # torch's comparisons raise another from it
             outcome = "too large"
         text = re.sub(r"(/[\w.+-]+)+/(?=[\w.+-]+)", "", text)  # folders of this machine
         self._found = {"outcome": outcome, "why": text[:_LONGEST]}

@@ -172,6 +172,9 @@ def test_row_that_differs_is_named_with_both_values(differences):
     assert differences({"mean": 0.72272784}, {"mean": 0.7227278426}) == []
     assert differences({"error": 3e-16}, {"error": 1e-16}) == []
     assert differences({"printed": "process 7 ended"}, {"printed": "process 81 ended"}) == []
+    assert differences({"printed": "loss 0.68582332"}, {"printed": "loss 0.68582314"}) == []
+    assert differences({"printed": "loss 0.68582332"}, {"printed": "loss 0.68592314"}) != []
+    assert differences({"printed": "loss 0.68"}, {"printed": "loss 0.69"}) != []
     assert differences({"mean": 0.7228}, {"mean": 0.7227}) == ["mean: 0.7227 stored, now 0.7228"]
 
 
