@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fcntl
 import json
 import os
@@ -13,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +24,7 @@ from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import library, records
 from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
+from emulated_cuda.this_process import ending_with_this_process
 
 _PREFIX = "emulated-cuda-records-"
 _UNLOCKED = "emulated-cuda-new-"
@@ -217,7 +217,6 @@ def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
 
 PREFIX = "emulated_cuda: "
 _UNITS = {"MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
-_SIGNAL_AT_END_OF_PARENT = 1  # PR_SET_PDEATHSIG
 _IGNORING_THE_ENVIRONMENT = r"-[A-Za-z]*[IES]"
 
 
@@ -417,7 +416,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, int]
     The status is minus the signal's number if one ended it.
     """
     with subprocess.Popen(
-        command, env=environment, preexec_fn=_ending_with_this_process()
+        command, env=environment, preexec_fn=ending_with_this_process()
     ) as process:
         # The terminal sends Ctrl-C to both processes, and the program decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -425,19 +424,6 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, int]
             if signal.getsignal(sent) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(sent, lambda number, _frame: process.send_signal(number))
         return process.pid, process.wait()
-
-
-def _ending_with_this_process() -> Callable[[], None]:
-    """Return what the program calls before it starts, so that it ends if this process is killed."""
-    this_process = os.getpid()
-    prctl = ctypes.CDLL(None).prctl
-
-    def prepare() -> None:
-        prctl(_SIGNAL_AT_END_OF_PARENT, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != this_process:  # the parent ended before prctl, so no signal will come
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return prepare
 
 
 def _end_like(status: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import sys
 import time
@@ -255,3 +256,21 @@ def _sections(data: mmap.mmap) -> Iterator[_Section]:
     for number in range(count):
         row = _SECTION.unpack_from(data, start + number * length)
         yield _Section(row[0], row[1], row[3], row[4], row[5], row[6])
+
+
+_SIGNAL_AT_END_OF_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+def ending_with_this_process() -> Callable[[], None]:
+    """Return what a child calls before it starts, so that it ends if this process is killed."""
+    import ctypes
+
+    this_process = os.getpid()
+    prctl = ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        prctl(_SIGNAL_AT_END_OF_PARENT, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != this_process:  # the parent ended before prctl, so no signal will come
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return prepare

@@ -2,23 +2,33 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
+from emulated_cuda.this_process import ending_with_this_process
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.plugin import repair_session
 from pytest_cka_memory.plugin.repair_session import SEARCH, Task
 
 _MOST_LINES = 40
 _TO_END = 40.0
-"""Seconds in which a session must end that took too long."""
+"""Seconds in which a session must end that took too long; torchrun gives its ranks 30."""
+_MOST_WAIT = 4
+"""How many times its limit a session may take where other programs use the processors."""
+_BETWEEN_LOOKS = 1.0
+"""Seconds between looks at the processor time of a session whose limit has passed."""
 
 
 class Session:
@@ -60,7 +70,8 @@ class Session:
 
         Raises:
             ReportError: if it ended without a result.
-            subprocess.TimeoutExpired: if it takes longer than `timeout` seconds.
+            subprocess.TimeoutExpired: if it takes longer than `timeout` seconds, in wall time and in
+                processor time, or several times as long in wall time.
         """
         with TemporaryDirectory(prefix="pytest-cka-memory-repair-") as made:
             result = Path(task.result or Path(made, "found.json"))
@@ -83,6 +94,8 @@ class Session:
                 text=True,
                 errors="replace",
                 cwd=folder,
+                start_new_session=True,  # so that all that it starts has a group, and can be ended
+                preexec_fn=ending_with_this_process() if sys.platform == "linux" else None,
             )
             output = _output(done, timeout)
             every = [_read(own.result_of(rank)) for rank in range(task.ranks)]
@@ -103,16 +116,99 @@ def _read(path: str) -> list[dict[str, Any]]:
     return answer
 
 
-def _output(process: "subprocess.Popen[str]", timeout: float | None) -> str:
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as an error does: it ends its children, and cleans up.
+
+    What ignores a signal goes on to do so, such as a command that ``nohup`` starts.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # others may set no handler
+    handled = [each for each in _SIGNALS if is_main and signal.getsignal(each) == signal.SIG_DFL]
+
+    def end(number: int, _: FrameType | None) -> None:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        raise SystemExit(128 + number)  # as a shell says it
+
+    for each in handled:
+        signal.signal(each, end)
     try:
-        return process.communicate(timeout=timeout)[0]
-    except KeyboardInterrupt:  # the session has it too, and writes what it knows
-        return process.communicate()[0]
-    except subprocess.TimeoutExpired:
-        process.terminate()  # so that torchrun ends its ranks
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)
+
+
+def _output(process: "subprocess.Popen[str]", seconds: float | None) -> str:
+    """Return what a session prints; end it if anything goes wrong meanwhile.
+
+    Raises:
+        subprocess.TimeoutExpired: if it takes longer than `seconds`.
+    """
+    try:
         try:
-            process.communicate(timeout=_TO_END)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            return _communicate(process, seconds)
+        except KeyboardInterrupt:  # the session writes what it knows
+            _send(process, "SIGINT")  # it is in another group than this process
+            return process.communicate()[0]
+    except BaseException:
+        _end(process)
         raise
+
+
+def _communicate(process: "subprocess.Popen[str]", seconds: float | None) -> str:
+    """Return what a session prints.
+
+    Where processors are shared, it has more time: until it has had `seconds` of a processor.
+    """
+    if seconds is None:
+        return process.communicate()[0]
+    begun, wait = time.monotonic(), seconds
+    while True:
+        try:
+            return process.communicate(timeout=wait)[0]
+        except subprocess.TimeoutExpired:
+            left = _MOST_WAIT * seconds - (time.monotonic() - begun)
+            if left <= 0 or _processor_seconds(process.pid, seconds) >= seconds:
+                raise subprocess.TimeoutExpired(process.args, seconds) from None
+            wait = min(left, _BETWEEN_LOOKS)
+
+
+def _processor_seconds(process: int, otherwise: float) -> float:
+    """Return the processor time of a process and its descendants; `otherwise` if not on Linux."""
+    if sys.platform != "linux":
+        return otherwise
+    ticks, parents = Counter[int](), {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            # The name of the program, in parentheses, may have spaces.
+            _, parent, *rest = file.read_text("utf-8", "replace").rpartition(")")[2].split()
+            number = int(file.parent.name)
+            parents[number] = int(parent)
+            ticks[number] = sum(map(int, rest[9:13]))  # with those of children that have ended
+    known, descendants = set[int](), {process}
+    while descendants:
+        known |= descendants
+        descendants = {each for each, parent in parents.items() if parent in descendants}
+    return sum(ticks[each] for each in known) / os.sysconf("SC_CLK_TCK")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a session with what it has started."""
+    _send(process, "SIGTERM")  # torchrun ends its ranks then, which have groups of their own
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_TO_END)
+    _send(process, "SIGKILL")
+    process.wait()
+
+
+def _send(process: "subprocess.Popen[str]", name: str) -> None:
+    """Send a signal to a session and the others of its group; on Windows, end it."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, getattr(signal, name))
+    elif name != "SIGINT":  # Ctrl-C reaches it there by itself
+        process.kill()

@@ -19,7 +19,7 @@ from typing import Any
 from emulated_cuda import cards
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, DEFAULT_CARD
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.cli import repair, snapshots
+from pytest_cka_memory.cli import ended_by_signals, repair, snapshots
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.two_reports import Comparison, compare
 from pytest_cka_memory.core.verdicts import parse_tolerance
@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.more, args.script = more, script
     _escape_unprintable()
     try:
-        status: int = args.run(args)
+        with ended_by_signals():
+            status: int = args.run(args)
         sys.stdout.flush()
     except CkaMemoryError as error:
         print(one_line(f"pytest_cka_memory: {error}"), file=sys.stderr)

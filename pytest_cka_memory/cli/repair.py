@@ -81,7 +81,8 @@ def add_parser(commands: Any) -> None:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="with --prove: give up a run with values that takes longer; default: 120",
+        help="with --prove: give up a run with values that takes longer, in wall time and in "
+        "processor time, or four times as long in wall time; default: 120",
     )
     parser.add_argument(
         "--seconds",
@@ -145,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
 def _test_of(script: Sequence[str], folder: Path) -> str:
     """Write a test that runs a script with its arguments; return its path."""
     path = folder / _SCRIPT_TEST
-    arguments = f"{str(script[0])!r}, {list(script[1:])!r}"
+    # What the script saves is removed with this folder, also if its process is killed.
+    arguments = f"{str(script[0])!r}, {list(script[1:])!r}, {str(folder)!r}"
     path.write_text(
         f"from pytest_cka_memory.repair.programs import Script\n\nrun = Script({arguments})\n\n\n"
         "def test_script():\n    run()\n",

@@ -29,14 +29,18 @@ class Script:
     Args:
         path: of the file, relative to the current folder of each run: a copy of it may run there.
         arguments: as the script finds them in ``sys.argv``.
+        temporary: the folder for what it saves; the system's own for temporary files if None.
 
     Example:
         >>> run = Script("train.py", ["--batch", "64"])  # doctest: +SKIP
         >>> run()  # doctest: +SKIP
     """
 
-    def __init__(self, path: str, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: str, arguments: Sequence[str] = (), temporary: str | None = None
+    ) -> None:
         self._path = path
+        self._temporary = temporary
         self._arguments = list(arguments)
         self._module: ModuleType | None = None
 
@@ -55,7 +59,7 @@ class Script:
         else:
             tree.body = [each for each in tree.body if not isinstance(each, _MADE_ONCE)]
         names = vars(self._module)
-        with self._as_main(self._module, str(file.parent)), files_saved_elsewhere():
+        with self._as_main(self._module, str(file.parent)), files_saved_elsewhere(self._temporary):
             try:
                 exec(compile(tree, str(file), "exec", dont_inherit=True), names)
             except SystemExit as end:
@@ -78,8 +82,12 @@ class Script:
 
 
 @contextmanager
-def files_saved_elsewhere() -> Iterator[None]:
-    """Let ``torch.save`` write to a temporary folder in the block, and ``torch.load`` read it."""
+def files_saved_elsewhere(temporary: str | None = None) -> Iterator[None]:
+    """Let ``torch.save`` write to a temporary folder in the block, and ``torch.load`` read it.
+
+    Args:
+        temporary: in which that folder is made; None for the system's own for temporary files.
+    """
     import torch
 
     from pytest_cka_memory.repair.trials import replaced
@@ -87,7 +95,7 @@ def files_saved_elsewhere() -> Iterator[None]:
     saved: dict[str, str] = {}
     save, load = torch.save, torch.load
 
-    with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-saved-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pytest-cka-memory-saved-", dir=temporary) as folder:
 
         @functools.wraps(save)
         def save_elsewhere(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
