@@ -103,3 +103,14 @@ def test_cka_imports_neither_the_plugin_nor_plotting() -> None:
     the plugin nor plotting packages.
     """
     assert not loaded_by("import cka") & {"pytest_cka_memory", "pytest", "matplotlib", "pandas"}
+
+
+@pytest.mark.parametrize("option", ["card", "to"])
+def test_repair_refuses_a_wrong_card_before_it_imports_torch(option: str) -> None:
+    """The answer to a misspelt name comes at once."""
+    statement = (
+        "from contextlib import suppress\n"
+        "from pytest_cka_memory.cli.main import main\n"
+        f"with suppress(SystemExit): assert main(['repair', '--{option}', 'rtx4900', '.']) == 2"
+    )
+    assert "torch" not in loaded_by(statement)

@@ -70,8 +70,8 @@ class Session:
 
         Raises:
             ReportError: if it ended without a result.
-            subprocess.TimeoutExpired: if it takes longer than `timeout` seconds, in wall time and in
-                processor time, or several times as long in wall time.
+            subprocess.TimeoutExpired: if it takes longer than `timeout` seconds, in wall time and
+                in processor time, or several times as long in wall time.
         """
         with TemporaryDirectory(prefix="pytest-cka-memory-repair-") as made:
             result = Path(task.result or Path(made, "found.json"))

@@ -12,13 +12,13 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulated_cuda.cards import CARDS
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.cli import Session
 from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
 from pytest_cka_memory.meters import EMULATED, is_emulated
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
-from pytest_cka_memory.repair.programs import patched_copy
+from pytest_cka_memory.repair.programs import check_named_files, patched_copy
 from pytest_cka_memory.units import format_exact, format_with_unit, parse_megabytes
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ def add_parser(commands: Any) -> None:
         "each change saves, and the edits to make.",
         allow_abbrev=False,
     )
-    parser.add_argument("--card", help=f"the emulated card; default: {DEFAULT_CARD}")
+    parser.add_argument(
+        "--card",
+        choices=CARDS,
+        metavar="CARD",
+        help=f"the emulated card; default: {DEFAULT_CARD}; known: {', '.join(CARDS)}",
+    )
     parser.add_argument(
         "--devices",
         type=int,
@@ -105,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the search, print what it found, and return the exit status.
 
     Raises:
-        ReportError: if pytest ended without a result.
+        ReportError: if no test is named, or a file that does not exist, or if pytest ended without
+            a result.
         SizeError: if ``--to`` is neither a size nor a card.
     """
     if not args.more and not args.script:
@@ -113,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
             "repair: no test is named; write e.g. repair tests/test_train.py::test_step, or "
             "repair train.py --batch 64 for a script with its arguments"
         )
+    check_named_files(args.more)
     several = "" if args.devices is None else f",devices={args.devices}"
     device = args.device or f"{EMULATED}:{args.card or DEFAULT_CARD}{several},values=off"
     budget = args.to or args.card
@@ -176,12 +183,13 @@ def _results(
 
 
 def _budget(text: str) -> int:
-    from pytest_cka_memory.measure.repeated_runs import budget_of  # imports torch
-
+    """Return the bytes of a budget; as :func:`.repeated_runs.budget_of`, which imports torch."""
+    if text in CARDS:
+        return CARDS[text].total_bytes - CONTEXT_BYTES
     try:
-        return budget_of(text)
-    except SizeError:
         return parse_megabytes(text)
+    except SizeError as error:
+        raise SizeError(f"--to: {error}, or the name of a card: {', '.join(CARDS)}") from None
 
 
 def _text_of(environment: Mapping[str, str]) -> str:

@@ -8,10 +8,12 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,6 +86,8 @@ class RepairSession:
         self._config = config
         self._task = task
         self._found: list[dict[str, Any]] = []
+        self._raised = ""
+        """Where the test that runs has raised its first error."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -95,11 +99,20 @@ class RepairSession:
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
         with without_capture(self._config):
             self._show(f"{self._task.label or item.nodeid}:")
+            self._raised = ""
             try:
                 self._found.append({"test": item.nodeid, **self._do(item)})
             finally:
                 self._write()
         return True
+
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """Note where a test raises an error, because reports show frames of libraries, too."""
+        if call.excinfo is None or self._raised:
+            return
+        # The file of a label is the one that calls the user's script.
+        files = {str(item.path)} if self._task.label else set()
+        self._raised = _users_frames(call.excinfo.tb, files)
 
     def _do(self, item: pytest.Item) -> dict[str, Any]:
         if self._task.mode == SEARCH:
@@ -107,7 +120,9 @@ class RepairSession:
         if self._task.mode == MEASURE:
             try:
                 figures = _run(item)
-            except (TestFailedError, NoMemoryLeftError) as error:
+            except TestFailedError as error:
+                return {"error": f"{error}{self._raised}"}
+            except NoMemoryLeftError as error:
                 return {"error": str(error)}
             return {"peak_bytes": figures[0], "reserved_bytes": figures[1]}
         return self._keep_values(item)
@@ -140,9 +155,10 @@ class RepairSession:
         try:
             repairs = search.search()
         except TestFailedError as error:
-            return {"error": str(error)}
+            return {"error": f"{error}{self._raised}"}
         if repairs.as_it_is.figures is None and repairs.as_it_is.error != "out of memory":
-            return {"error": repairs.as_it_is.error or "interrupted"}
+            error_of_test = repairs.as_it_is.error
+            return {"error": f"{error_of_test}{self._raised}" if error_of_test else "interrupted"}
         if repairs.as_it_is.figures is None and not self._task.goes_on:
             return {"error": "out of memory", "ran_out": True}
         repairs.also = self._task.also
@@ -210,7 +226,9 @@ class RepairSession:
             try:
                 with values_kept(path):
                     _run(item)
-            except (TestFailedError, NoMemoryLeftError) as error:
+            except TestFailedError as error:
+                return {"error": f"{error}{self._raised}"}
+            except NoMemoryLeftError as error:
                 return {"error": str(error)}
         return {"values": path, "shrunk": shrunk.tensors if shrunk else 0}
 
@@ -273,6 +291,27 @@ def _regions(reports: list[pytest.TestReport]) -> Iterator[dict[str, Any]]:
     for report in reports:
         payload = getattr(report, "cka_memory", None) or {}
         yield from payload.get("regions", ())
+
+
+_MOST_FRAMES = 4
+
+
+def _users_frames(raised: TracebackType | None, left_out: Collection[str]) -> str:
+    """Return the innermost frames of the user's files in a traceback, the innermost first.
+
+    Args:
+        raised: the traceback of an error.
+        left_out: files that are not the user's.
+    """
+    from pytest_cka_memory.repair import is_users
+
+    shown = []
+    for frame in reversed(traceback.extract_tb(raised)):
+        if is_users(frame.filename) and frame.filename not in left_out:
+            within = f" in {frame.name}" if frame.name.isidentifier() else ""
+            shown.append(f"{Path(frame.filename).name}:{frame.lineno}{within}")
+    more = ["..."] if len(shown) > _MOST_FRAMES else []
+    return f" (at {', from '.join([*shown[:_MOST_FRAMES], *more])})" if shown else ""
 
 
 def _message(report: pytest.TestReport) -> str:

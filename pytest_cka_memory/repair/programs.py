@@ -9,8 +9,10 @@ zeros over the weights that a training has left.
 """
 
 import ast
+import difflib
 import functools
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -19,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from pytest_cka_memory.errors import ReportError
 
 _MADE_ONCE = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -141,6 +145,40 @@ def is_script(path: str) -> bool:
         return True
     named = (each for each in tree.body if isinstance(each, _MADE_ONCE))
     return not any(each.name.startswith(("test", "Test")) for each in named)
+
+
+_NAMED_FILE = re.compile(r"(.+?\.py)(?:(::?)(.+))?")
+
+
+def check_named_files(arguments: Sequence[str]) -> None:
+    """Check that files exist that arguments of pytest name, and that functions are named as tests.
+
+    pytest would complain of what follows instead: options of a script whose name is misspelt.
+
+    Raises:
+        ReportError: if a file does not exist, or an argument is ``FILE.py:FUNCTION``.
+    """
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        found = _NAMED_FILE.fullmatch(argument)
+        is_of_option = before.startswith("-") and "=" not in before
+        if found is None or is_of_option or argument.startswith("-"):
+            continue
+        file, colons, name = found.groups()
+        if not Path(file).is_file():
+            raise ReportError(f"repair: there is no file {file!r}{_but_near(Path(file))}")
+        if colons == ":":
+            raise ReportError(
+                f"repair: {argument!r} is neither a script nor a test; write a script with its "
+                f"arguments, such as {file} --batch 64, or a test with two colons, such as "
+                f"{file}::{name}"
+            )
+
+
+def _but_near(path: Path) -> str:
+    """Return words about the file in the same folder whose name is nearest; empty without one."""
+    names = [each.name for each in path.parent.glob("*.py")]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f", but there is {str(path.with_name(near[0]))!r}" if near else ""
 
 
 _COPIED = {".py", ".toml", ".ini", ".cfg", ".json", ".yaml", ".yml", ".txt"}

@@ -13,6 +13,7 @@ from pytest_cka_memory.cli import Session
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 from pytest_cka_memory.cli.repair import Proof
 from pytest_cka_memory.plugin.repair_session import MEASURE, Task
+from pytest_cka_memory.repair.programs import check_named_files
 from pytest_cka_memory.reports.html.page import render_repairs
 
 BRIEFLY = ("--seconds", "6")
@@ -152,7 +153,21 @@ def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str
     """A test that fails before it needs memory is named with its error."""
     status = main(["repair", "test_it.py::test_wrong", "--device", "cpu"])
     assert status == REGRESSION
-    assert "test_it.py::test_wrong: ValueError: on purpose" in capfd.readouterr()[0]
+    error = "test_it.py::test_wrong: ValueError: on purpose (at test_it.py:12 in test_wrong)"
+    assert error in capfd.readouterr()[0]
+
+
+def test_card_that_is_not_known(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The known ones are listed at once, as by the other commands."""
+    with pytest.raises(SystemExit) as end:
+        main(["repair", "--card", "rtx4900", "test_it.py"])
+    assert end.value.code == UNUSABLE
+    assert re.search("--card: invalid choice: 'rtx4900' .*rtx4090", capfd.readouterr()[1])
+
+
+def test_values_of_options_of_pytest_are_no_files() -> None:
+    """They may name what is to be written or left out."""
+    check_named_files(["-o", "python_files=a.py", "--ignore", "none.py", "--log-file=none.py", "."])
 
 
 @pytest.mark.parametrize(
@@ -160,9 +175,21 @@ def test_test_that_fails_as_it_is(folder: Path, capfd: pytest.CaptureFixture[str
     [
         ([], "no test is named; write e.g. repair tests/test_train.py::test_step"),
         (["test_it.py", "--to", "much"], "cannot read 'much' as a memory size"),
-        (["test_none.py", "--device", "cpu"], "ran no test"),
+        (["test_it.py", "--to", "rtx4900"], "or the name of a card: a100,"),
+        (["test_it.py", "-k", "nothing", "--device", "cpu"], "ran no test"),
+        (
+            ["--card", "t4", "smal_models.py", "--steps", "2"],
+            "there is no file 'smal_models.py', but there is 'small_models.py'",
+        ),
+        (["tests/test_it.py::test_step"], "there is no file 'tests/test_it.py'"),
+        (["test_none.py", "--device", "cpu"], "there is no file 'test_none.py'"),
+        (["test_it.py:test_step"], "is neither a script nor a test"),
+        (["test_it.py:test_step"], "two colons, such as test_it.py::test_step"),
     ],
-    ids=["no-test", "no-size", "no-file"],
+    ids=[
+        *("no-test", "no-size", "no-card", "none-chosen", "misspelt", "no-folder", "no-file"),
+        *("a-function", "how-to-name-it"),
+    ],
 )
 def test_arguments_that_cannot_be_used(
     folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str

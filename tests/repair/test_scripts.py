@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_cka_memory.cli.main import OK, main
+from pytest_cka_memory.cli.main import OK, REGRESSION, main
 from pytest_cka_memory.repair import smaller
 from pytest_cka_memory.repair.programs import Script, is_script, split_script
 
@@ -95,6 +95,26 @@ def test_script_that_fails(train: Path) -> None:
     train.write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
     with pytest.raises(SystemExit):
         Script("train.py")()
+
+
+def test_error_of_a_script_has_the_frames_of_its_own_files(
+    train: Path, capfd: pytest.CaptureFixture[str], forked_children: None
+) -> None:
+    """Those of torch and of the plugin, which runs the script, are left out."""
+    train.write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.nn.functional.glu(x.view(3))\n"
+        "Net()(torch.ones(4))\n",
+        encoding="utf-8",
+    )
+    assert main(["repair", "--device", "cpu", "train.py"]) == REGRESSION
+    out, _ = capfd.readouterr()
+    assert out == (
+        "train.py: RuntimeError: shape '[3]' is invalid for input of size 4 (at train.py:4 in "
+        "forward, from train.py:5)\n"
+    )
 
 
 def test_file_that_a_training_has_saved_is_not_overwritten(
