@@ -15,6 +15,7 @@ from typing import Any
 
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, DEFAULT_CARD, Card, card_of, condition_to_fit
 from emulated_cuda.errors import DeviceError
+from emulated_cuda.this_process import ended_by_signals
 
 _MEASURES = "pytest_cka_memory.cli.named_functions"
 """The module that measures, which is not imported here: it runs in the other process."""
@@ -193,13 +194,14 @@ def main(arguments: Sequence[str]) -> int:
     options = reader.parse_intermixed_args(arguments)
     try:
         passed = dict(_argument(text) for text in options.arguments)
-        estimated = estimate(
-            options.function,
-            card=options.card,
-            calls=options.calls,
-            values=options.values,
-            **passed,
-        )
+        with ended_by_signals():
+            estimated = estimate(
+                options.function,
+                card=options.card,
+                calls=options.calls,
+                values=options.values,
+                **passed,
+            )
     except DeviceError as error:
         reader.error(str(error))
     print(estimated)

@@ -1,4 +1,4 @@
-"""What this process does and has: calls around the import of a module, threads, and libraries.
+"""What this process does and has: calls around imports, threads, libraries, and how it ends.
 
 Which threads it has, and where a loaded library has a variable, is read from Linux.
 """
@@ -10,13 +10,15 @@ import os
 import signal
 import struct
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 _before: dict[str, list[Callable[[], None]]] = defaultdict(list)
@@ -274,3 +276,29 @@ def ending_with_this_process() -> Callable[[], None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return prepare
+
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as an error does: it ends its children, and cleans up.
+
+    What ignores a signal goes on to do so, such as a command that ``nohup`` starts.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # others may set no handler
+    handled = [each for each in _SIGNALS if is_main and signal.getsignal(each) == signal.SIG_DFL]
+
+    def end(number: int, _: FrameType | None) -> None:
+        for each in handled:
+            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+        raise SystemExit(128 + number)  # as a shell says it
+
+    for each in handled:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.SIG_DFL)

@@ -5,16 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 from emulated_cuda.this_process import ending_with_this_process
@@ -114,32 +112,6 @@ def _read(path: str) -> list[dict[str, Any]]:
     file = Path(path)
     answer: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
     return answer
-
-
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as an error does: it ends its children, and cleans up.
-
-    What ignores a signal goes on to do so, such as a command that ``nohup`` starts.
-    """
-    is_main = threading.current_thread() is threading.main_thread()  # others may set no handler
-    handled = [each for each in _SIGNALS if is_main and signal.getsignal(each) == signal.SIG_DFL]
-
-    def end(number: int, _: FrameType | None) -> None:
-        for each in handled:
-            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the cleaning up
-        raise SystemExit(128 + number)  # as a shell says it
-
-    for each in handled:
-        signal.signal(each, end)
-    try:
-        yield
-    finally:
-        for each in handled:
-            signal.signal(each, signal.SIG_DFL)
 
 
 def _output(process: "subprocess.Popen[str]", seconds: float | None) -> str:

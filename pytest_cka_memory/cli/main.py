@@ -18,8 +18,9 @@ from typing import Any
 
 from emulated_cuda import cards
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, DEFAULT_CARD
+from emulated_cuda.this_process import ended_by_signals
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.cli import ended_by_signals, repair, snapshots
+from pytest_cka_memory.cli import repair, snapshots
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.two_reports import Comparison, compare
 from pytest_cka_memory.core.verdicts import parse_tolerance

@@ -1,5 +1,10 @@
 """``emulated_cuda.estimate``: what a function takes on a card, run in a process of its own."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,3 +110,27 @@ def test_estimate_reads_as_a_screenful() -> None:
         "  reserved  2,048.0 MB of 23,552.0 MB",
         "    activations     1,024.0 MB",
     ]
+
+
+@pytest.mark.emulates
+def test_signal_ends_the_process_of_the_function_too(tmp_path: Path) -> None:
+    """No process runs on that nobody knows of, and no temporary files are left."""
+    (tmp_path / "tmp").mkdir()
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho $$ > pid.new && mv pid.new pid\nexec sleep 60\n", "utf-8")
+    python.chmod(0o700)
+    code = (
+        "import sys; from emulated_cuda import estimating; "
+        f"sys.executable = {str(python)!r}; estimating.main(['train.py:step'])"
+    )
+    paths = {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **paths}) as process:
+        end = time.monotonic() + 20
+        while not (tmp_path / "pid").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text("utf-8")), signal.SIGKILL)
+    assert not list((tmp_path / "tmp").iterdir())
