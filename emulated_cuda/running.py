@@ -3,68 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import re
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda import cards, loading, torch_versions
+from emulated_cuda import cards, loading, this_process, torch_versions
 from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import library, records
-from emulated_cuda.loading.loaded import TRITON_DRIVER, link_driver
+from emulated_cuda.loading.loaded import SNAPSHOT_SETTING, TRITON_DRIVER, link_driver
 from emulated_cuda.loading.records import DeviceUse, ProcessUse, Refusal
-from emulated_cuda.this_process import ending_with_this_process
-
-_PREFIX = "emulated-cuda-records-"
-_UNLOCKED = "emulated-cuda-new-"
-
-
-@contextmanager
-def folder_of_records() -> Iterator[Path]:
-    """Make a folder, and remove it at the end.
-
-    What was left by processes that were killed is removed too. A folder is in use as long as its
-    lock is held, which the system releases when the process ends in any way.
-    """
-    remove_stale_folders()
-    # It gets the name that others look for when it is locked.
-    made = Path(tempfile.mkdtemp(prefix=_UNLOCKED))
-    lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = made.rename(made.with_name(made.name.replace(_UNLOCKED, _PREFIX)))
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def remove_stale_folders() -> None:
-    """Remove the folders of this user that no process has locked."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is locked or gone, or not of this user
-            _remove_unlocked(folder)
-
-
-def _remove_unlocked(folder: Path) -> None:
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(lock).st_uid == os.getuid():
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)
 
 
 def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
@@ -118,14 +75,13 @@ def _why(index: int, refusal: Refusal) -> str:
     """Return why an allocation was refused, and how to try other settings of the allocator."""
     missing = refusal.requested_bytes - refusal.left_bytes
     free, in_pools = refusal.free_bytes, refusal.free_in_pools_bytes
-    if missing <= free:
+    if _is_fragmentation(refusal):
         largest = f"in blocks of at most {_mb(refusal.largest_free_bytes)}"
         cause = f"{_mb(free)} were free {largest} (fragmentation). {_TRY}"
     elif missing <= free + in_pools:
         cause = f"{_mb(in_pools)} were free, but only in private pools of CUDA graphs and MemPool"
     else:
-        free += in_pools
-        cause = f"{_mb(free)} were free, at least {_mb(missing - free)} too little"
+        cause = f"only {_mb(free + in_pools)} were free"
     return (
         f"on cuda:{index}, an allocation of {_mb(refusal.requested_bytes)} was refused when "
         f"{_mb(refusal.left_bytes)} of the card were left. Of the reserved memory, "
@@ -133,10 +89,52 @@ def _why(index: int, refusal: Refusal) -> str:
     )
 
 
+def _is_fragmentation(refusal: Refusal) -> bool:
+    """Whether enough was free, but in several pieces."""
+    return refusal.requested_bytes - refusal.left_bytes <= refusal.free_bytes
+
+
 _TRY = (
     "To try other settings of the allocator, record the program with python -m emulated_cuda "
     "--snapshot FILE and run python -m pytest_cka_memory replay FILE"
 )
+
+
+_RECORDING = "memory.pickle"
+
+
+def what_to_do(
+    arguments: Sequence[str], options: argparse.Namespace, processes: Sequence[ProcessUse]
+) -> Iterator[str]:
+    """Yield a line with the next commands for this program if a card was too small for it.
+
+    For memory that is in pieces, the line that says so has them.
+
+    Args:
+        arguments: of the command line.
+        options: the same, read.
+        processes: what the program did.
+    """
+    refused = [each.refusal for process in processes for each in process.devices if each.ran_out]
+    if all(refusal is not None and _is_fragmentation(refusal) for refusal in refused):
+        return
+    commands = []
+    if not options.module:  # `repair` runs scripts and tests
+        size = [f"--to={processes[0].usable_bytes >> 20}"] if options.memory else []
+        several = [f"--devices={options.devices}"] if options.devices > 1 else []
+        words = shlex.join(["--card", options.card, *several, *size, *options.program])
+        commands.append(
+            f"python -m pytest_cka_memory repair {words} shows which change of the program lowers "
+            "the peak"
+        )
+    if options.snapshot is None:
+        words = shlex.join(["--snapshot", _RECORDING, *arguments])
+        commands.append(
+            f"python -m emulated_cuda {words} and then python -m pytest_cka_memory snapshot "
+            f"{_RECORDING} show which lines fill the card"
+        )
+    if commands:
+        yield f"what to do: {'; '.join(commands)}"
 
 
 def write_json(path: Path, processes: Sequence[ProcessUse]) -> None:
@@ -169,7 +167,7 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
         return f"out of memory: {missing} for this allocation; a larger card shows what all needs"
     if process.end is None:
         if device.missing_bytes:
-            return "fits; a library was refused memory, and went on with less, such as a workspace"
+            return f"fits; {_how_it_went_on(device)}"
         condition = cards.condition_to_fit(
             process.card,
             process.total_bytes - device.reserved_bytes,
@@ -179,9 +177,28 @@ def _result(process: ProcessUse, device: DeviceUse) -> str:
     if process.end == records.STILL_RUNS:
         return "still running; it has fitted so far"
     ended = f"ended early ({process.end})"
-    if device.missing_bytes:
+    if device.missing_bytes and device.is_library_refused is not False:
         return f"{ended} after an allocation was refused: {missing}"
     return f"{ended}; it fitted until then, but the rest of the program did not run"
+
+
+def _how_it_went_on(device: DeviceUse) -> str:
+    """Return who was refused memory, and what that means, if no error was raised."""
+    parts = []
+    if device.cache_releases:
+        times = "once" if device.cache_releases == 1 else f"{device.cache_releases:,} times"
+        parts.append(
+            f"the allocator had to release its cache {times}, which is slow: the card has no more "
+            "room for it"
+        )
+    if device.is_library_refused:
+        parts.append("a library was refused memory, and went on with less, such as a workspace")
+    elif device.is_library_refused is None:
+        parts.append(
+            "memory was refused: either the allocator then released free blocks, or a library went "
+            "on with less, such as a workspace"
+        )
+    return "; ".join(parts)
 
 
 def _fits(process: ProcessUse, device: DeviceUse) -> bool | None:
@@ -208,6 +225,7 @@ def _row(process: ProcessUse, device: DeviceUse) -> dict[str, Any]:
         "outside_reserve_bytes": [least, most],
         "late_reserved_bytes": device.late_reserved_bytes,
         "missing_bytes": device.missing_bytes,
+        "cache_releases": device.cache_releases,
         "out_of_memory": device.ran_out,
         "ended": process.ended,
         "end": process.end,
@@ -240,7 +258,7 @@ def main(arguments: Sequence[str]) -> int:
         reader.error(str(error))
     _warn_of_untried_torch()
     late = _late_run(options, command, card.name, total_bytes) if options.reserve_range else ()
-    with folder_of_records() as folder:
+    with records.folder_of_records() as folder:
         environment = loading.environment_with(
             _with_driver(folder),
             card=options.card,
@@ -255,18 +273,18 @@ def main(arguments: Sequence[str]) -> int:
         processes = records.read(folder, {process: status})
     if options.reserve_range:
         processes = records.with_late_reserves(processes, late)
-    for line in lines(processes):
+    for line in (*lines(processes), *what_to_do(arguments, options, processes)):
         print(f"{PREFIX}{line}", file=sys.stderr)
     if options.json is not None:
         write_json(options.json, processes)
-    return _end_like(status)
+    return this_process.end_like(status)
 
 
 def _late_run(
     options: argparse.Namespace, command: Sequence[str], card: str, total_bytes: int
 ) -> list[ProcessUse]:
     """Run the program with late events; its output is not shown, and its status does not count."""
-    with folder_of_records() as folder:
+    with records.folder_of_records() as folder:
         environment = loading.environment_with(
             _with_driver(folder),
             card=card,
@@ -352,7 +370,7 @@ def _snapshot_setting(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     path.unlink(missing_ok=True)  # the program, which is the first process, makes it again
-    return {records.SETTING: str(path.absolute())}
+    return {SNAPSHOT_SETTING: str(path.absolute())}
 
 
 def _bytes(text: str) -> int:
@@ -416,7 +434,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, int]
     The status is minus the signal's number if one ended it.
     """
     with subprocess.Popen(
-        command, env=environment, preexec_fn=ending_with_this_process()
+        command, env=environment, preexec_fn=this_process.ending_with_this_process()
     ) as process:
         # The terminal sends Ctrl-C to both processes, and the program decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -424,13 +442,3 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, int]
             if signal.getsignal(sent) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(sent, lambda number, _frame: process.send_signal(number))
         return process.pid, process.wait()
-
-
-def _end_like(status: int) -> int:
-    """Return an exit status; end this process by a signal if one has ended the program."""
-    if status < 0:
-        sys.stderr.flush()
-        with suppress(OSError):  # SIGKILL has no other action
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    return status

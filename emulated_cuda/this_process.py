@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -265,7 +265,7 @@ _SIGNAL_AT_END_OF_PARENT = 1  # PR_SET_PDEATHSIG
 
 def ending_with_this_process() -> Callable[[], None]:
     """Return what a child calls before it starts, so that it ends if this process is killed."""
-    import ctypes
+    import ctypes  # not for each process that imports this module
 
     this_process = os.getpid()
     prctl = ctypes.CDLL(None).prctl
@@ -302,3 +302,13 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for each in handled:
             signal.signal(each, signal.SIG_DFL)
+
+
+def end_like(status: int) -> int:
+    """Return an exit status; end this process by a signal if one has ended the program."""
+    if status < 0:
+        sys.stderr.flush()
+        with suppress(OSError):  # SIGKILL has no other action
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status

@@ -438,9 +438,9 @@ def record_history_when_initialized() -> None:
     torch.cuda._lazy_call(record)
 
 
-def dump_history(path: str) -> None:
-    """Write what was recorded to a file."""
-    torch.cuda.memory._dump_snapshot(path)
+def history() -> dict[str, Any]:
+    """Return what was recorded, as ``torch.cuda.memory._dump_snapshot`` writes it."""
+    return dict(torch.cuda.memory._snapshot())
 
 
 def let_scripts_call(function: Any, instead_of: Any) -> None:

@@ -28,7 +28,7 @@ VARIABLE = "EMULATED_CUDA"
 """The arguments of ``load`` as JSON, and what :data:`_OTHERS` names."""
 _OTHERS = ("records", "machine", "snapshot")
 """What else it has: a folder for :mod:`.records`, a name for the processes that share cards, and
-where :func:`.records.record_until_exit` writes torch's recording."""
+where :func:`.loaded.record_until_exit` writes torch's recording."""
 PYTHON_VARIABLE = "EMULATED_CUDA_PYTHON"
 """The interpreter that runs ``nvidia-smi``: a program may be started with another one on PATH."""
 _SITE = str(Path(__file__).parents[1] / "site")

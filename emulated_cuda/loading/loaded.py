@@ -6,6 +6,8 @@ import atexit
 import contextlib
 import hashlib
 import os
+import pickle
+import shlex
 import stat
 import sys
 import tempfile
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emulated_cuda import activation, loading, this_process
-from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
+from emulated_cuda.cards import CONTEXT_BYTES, DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import records
 from emulated_cuda.loading.library import Library, check_wanted
@@ -144,7 +146,7 @@ def load(
     loading.load_in_children(card, devices, total, values, late_events)
     _library.join(loading.setting_of(os.environ)["machine"])
     records.write_at_exit(_library, chosen_card, total)
-    records.record_until_exit()
+    record_until_exit()
     atexit.register(wait_for_backward_threads)
 
 
@@ -226,3 +228,73 @@ def _is_private(folder: Path) -> bool:
     status = folder.lstat()
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write
+
+
+SNAPSHOT_SETTING = "snapshot"
+"""The path of the file in the setting of :mod:`emulated_cuda.loading`."""
+
+
+def record_until_exit() -> None:
+    """Record allocations and write them when this process ends, if the environment says so."""
+    path = loading.setting_of(os.environ).get(SNAPSHOT_SETTING)
+    if path:
+        this_process.call_after("torch", _record)
+        atexit.register(_write, _claimed(Path(path)), os.getpid())
+
+
+def _claimed(path: Path) -> Path:
+    """Return the file of this process: the plain name for the first, which is the program itself.
+
+    A rank gets a name with its number, and any other process one with the number of the process.
+    """
+    rank = os.environ.get("RANK", "")
+    if rank.isdigit():
+        return path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
+    try:
+        path.touch(exist_ok=False)
+    except OSError:
+        return path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+    return path
+
+
+def _record() -> None:
+    from emulated_cuda import torch_private
+
+    torch_private.record_history_when_initialized()
+
+
+def _write(target: Path, process: int) -> None:
+    torch = sys.modules.get("torch")
+    if process != os.getpid():  # forked from the one that has the file
+        return
+    if torch is None or not torch.cuda.is_initialized():
+        with suppress(OSError):
+            if target.stat().st_size == 0:
+                target.unlink()
+        return
+    from emulated_cuda import torch_private
+
+    with suppress(Exception):  # a program that was measured must not end by an error of this
+        # Those who read the file may then name the card and the program.
+        content = pickle.dumps({**torch_private.history(), "emulated_cuda": _origin()})
+        target.write_bytes(content)
+        shown = os.path.relpath(target) if target.is_relative_to(Path.cwd()) else str(target)
+        print(
+            f"emulated_cuda: wrote {shown}; run python -m pytest_cka_memory snapshot {shown} to "
+            "read it",
+            file=sys.stderr,
+        )
+
+
+def _origin() -> dict[str, str]:
+    """Return the card, and the script with its arguments, unless this process runs a module.
+
+    If the card has other memory than usual, also how much of it a program can have.
+    """
+    assert _loaded is not None
+    is_script = getattr(sys.modules.get("__main__"), "__spec__", None) is None
+    program = shlex.join(sys.argv) if is_script else ""
+    origin = {"card": _loaded.card.name, "program": program}
+    if _loaded.total_bytes != _loaded.card.total_bytes:
+        origin["usable_mb"] = str((_loaded.total_bytes - CONTEXT_BYTES) >> 20)
+    return origin

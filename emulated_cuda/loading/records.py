@@ -1,4 +1,4 @@
-"""What each process writes for ``python -m emulated_cuda``: its memory, and torch's recording.
+"""What each process writes for ``python -m emulated_cuda``: the memory that it took, and its end.
 
 A process has two files in the folder that the environment names. In one the library keeps the
 figures that it knows itself, so that they remain if the process is killed. The other has what torch
@@ -8,14 +8,17 @@ knows and which exception has ended the program, and is written when the process
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
+import shutil
 import signal
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -69,6 +72,12 @@ class DeviceUse:
     """Whether torch raised an error because the memory did not suffice; None if not known."""
     refusal: Refusal | None = None
     """What torch's allocator held when it raised the last such error; None if it raised none."""
+    cache_releases: int | None = None
+    """How often torch's allocator got memory only after it had released what it kept free; None if
+    not known."""
+    is_library_refused: bool | None = False
+    """Whether a library was refused memory, which it had asked of the device itself or of torch's
+    allocator; None if that is not known."""
     late_reserved_bytes: int | None = None
     """The most that was in use if events come as late as they may; None if that was not run."""
 
@@ -220,7 +229,18 @@ class _Recorder:
         # no error of the program.
         ran_out = {index: has_failed and stats.get("num_ooms", 0) > 0 for index, stats in _stats()}
         refusals = {index: list(astuple(each)) for index, each in self._refusals.items()}
-        self._write({"allocated": self._highest, "ran_out": ran_out, "refusals": refusals})
+        releases = {index: _cache_releases(stats) for index, stats in _stats()}
+        self._write(
+            {
+                "allocated": self._highest,
+                "ran_out": ran_out,
+                "refusals": refusals,
+                "cache_releases": releases,
+                "is_library_refused": {
+                    index: _is_library_refused(stats) for index, stats in _stats()
+                },
+            }
+        )
 
     def _write(self, of_torch: dict[str, dict[int, Any]] | None) -> None:
         record = {
@@ -257,6 +277,24 @@ def _held_on(index: int) -> tuple[int, int, int, int]:
 _NO_POOL = (0, 0)
 
 
+def _cache_releases(stats: Mapping[str, Any]) -> int:
+    """Return how often the allocator got memory after it had released what it kept free.
+
+    It tries again also before each error that it raises, unless a graph is being captured.
+    """
+    return max(0, int(stats.get("num_alloc_retries", 0) - stats.get("num_ooms", 0)))
+
+
+def _is_library_refused(stats: Mapping[str, Any]) -> bool | None:
+    """Return whether a library was refused memory, if anything was and no error reached Python."""
+    if stats.get("num_ooms", 0):
+        return True  # it has caught the error in C++
+    if _cache_releases(stats):
+        return False
+    # With this setting, the allocator may release blocks of that size first, and does not count it.
+    return None if stats.get("max_split_size", -1) > 0 else True
+
+
 def _stats() -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield index and torch's counters of each device; nothing if torch has used none."""
     torch = sys.modules.get("torch")
@@ -273,6 +311,47 @@ def _exception() -> str | None:
     """
     exception_type = sys.exc_info()[0] or getattr(sys, "last_type", None)
     return None if exception_type in (None, SystemExit) else exception_type.__name__
+
+
+_PREFIX = "emulated-cuda-records-"
+_UNLOCKED = "emulated-cuda-new-"
+
+
+@contextmanager
+def folder_of_records() -> Iterator[Path]:
+    """Make a folder, and remove it at the end.
+
+    What was left by processes that were killed is removed too. A folder is in use as long as its
+    lock is held, which the system releases when the process ends in any way.
+    """
+    remove_stale_folders()
+    # It gets the name that others look for when it is locked.
+    made = Path(tempfile.mkdtemp(prefix=_UNLOCKED))
+    lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = made.rename(made.with_name(made.name.replace(_UNLOCKED, _PREFIX)))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_stale_folders() -> None:
+    """Remove the folders of this user that no process has locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it is locked or gone, or not of this user
+            _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(lock).st_uid == os.getuid():
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> list[ProcessUse]:
@@ -293,8 +372,7 @@ def read(folder: Path, statuses: Mapping[int, int] = MappingProxyType({})) -> li
 def _process(path: Path, record: Mapping[str, Any], status: int | None) -> ProcessUse:
     figures = path.with_suffix(".figures").read_bytes()
     size = MOST_DEVICES * _FIGURES.size
-    of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}, "refusals": {}}
-    refusals = {int(index): Refusal(*each) for index, each in of_torch["refusals"].items()}
+    of_torch = record["of_torch"] or {}
     is_status_known, own_status = _STATUS.unpack(figures[size:])
     if status is None and is_status_known:
         status = own_status
@@ -306,18 +384,39 @@ def _process(path: Path, record: Mapping[str, Any], status: int | None) -> Proce
         total_bytes=record["total_bytes"],
         ended=record["of_torch"] is not None,
         devices=tuple(
-            DeviceUse(
-                index,
-                reserved,
-                missing,
-                of_torch["allocated"].get(str(index)),
-                of_torch["ran_out"].get(str(index)),
-                refusals.get(index),
-            )
+            _device(index, reserved, missing, of_torch)
             for index, (reserved, missing) in enumerate(_FIGURES.iter_unpack(figures[:size]))
             if reserved or missing
         ),
         end=_end(record, status, int(path.stem)),
+    )
+
+
+def _device(
+    index: int, reserved: int, missing: int, of_torch: Mapping[str, Mapping[str, Any]]
+) -> DeviceUse:
+    """Return what a process did with a device.
+
+    Args:
+        index: of the device.
+        reserved: the most bytes in use.
+        missing: what the last refusal lacked.
+        of_torch: what :meth:`_Recorder._write_end` wrote; empty if the process was killed.
+    """
+
+    def known(name: str) -> Any:
+        return of_torch.get(name, {}).get(str(index))
+
+    refusal = known("refusals")
+    return DeviceUse(
+        index,
+        reserved,
+        missing,
+        known("allocated"),
+        known("ran_out"),
+        refusal and Refusal(*refusal),
+        known("cache_releases"),
+        known("is_library_refused") if missing else False,
     )
 
 
@@ -348,57 +447,3 @@ def _runs(process: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] not in ("Z", "X")  # neither a zombie nor dead
-
-
-SETTING = "snapshot"
-"""The path of the file in the setting of :mod:`emulated_cuda.loading`."""
-
-
-def record_until_exit() -> None:
-    """Record allocations and write them when this process ends, if the environment says so."""
-    path = loading.setting_of(os.environ).get(SETTING)
-    if path:
-        this_process.call_after("torch", _record)
-        atexit.register(_write, _claimed(Path(path)), os.getpid())
-
-
-def _claimed(path: Path) -> Path:
-    """Return the file of this process: the plain name for the first, which is the program itself.
-
-    A rank gets a name with its number, and any other process one with the number of the process.
-    """
-    rank = os.environ.get("RANK", "")
-    if rank.isdigit():
-        return path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
-    try:
-        path.touch(exist_ok=False)
-    except OSError:
-        return path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
-    return path
-
-
-def _record() -> None:
-    from emulated_cuda import torch_private
-
-    torch_private.record_history_when_initialized()
-
-
-def _write(target: Path, process: int) -> None:
-    torch = sys.modules.get("torch")
-    if process != os.getpid():  # forked from the one that has the file
-        return
-    if torch is None or not torch.cuda.is_initialized():
-        with suppress(OSError):
-            if target.stat().st_size == 0:
-                target.unlink()
-        return
-    from emulated_cuda import torch_private
-
-    with suppress(Exception):  # a program that was measured must not end by an error of this
-        torch_private.dump_history(str(target))
-        shown = os.path.relpath(target) if target.is_relative_to(Path.cwd()) else str(target)
-        print(
-            f"emulated_cuda: wrote {shown}; run python -m pytest_cka_memory snapshot {shown} to "
-            "read it",
-            file=sys.stderr,
-        )

@@ -298,7 +298,8 @@ def _write_fitted(target: torch.Tensor, computed: torch.Tensor) -> None:
     elif target.numel() and target.dim() == computed.dim():
         for axis, length in enumerate(computed.shape):
             target = target.narrow(axis, 0, min(length, target.shape[axis]))
-        target.copy_(computed[tuple(slice(length) for length in target.shape)])
+        places = (*map(slice, target.shape),)
+        target.copy_(computed[places])
 
 
 def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> bool:

@@ -143,10 +143,12 @@ def refuse(name: str) -> None:
 
 
 def _bytes_of(values: Any) -> tuple[tuple[int, int], ...]:
-    return tuple(
-        (tensor.data_ptr(), tensor.numel() * tensor.element_size())
-        for tensor in tensors_in(values)
-        if tensor.layout is torch.strided and tensor.numel()
+    return (
+        *(
+            (tensor.data_ptr(), tensor.numel() * tensor.element_size())
+            for tensor in tensors_in(values)
+            if tensor.layout is torch.strided and tensor.numel()
+        ),
     )
 
 

@@ -225,7 +225,7 @@ def _form(value: Any) -> Hashable:
         strides = value.stride() if value.layout is torch.strided else ()
         return value.dtype, value.shape, strides, value.get_device()
     if isinstance(value, (list, tuple)):
-        return tuple(map(_form, value))
+        return (*map(_form, value),)
     return None if isinstance(value, torch.Generator) else value
 
 

@@ -213,9 +213,15 @@ def accepting_numbers(operator: Any, kernel: Kernel) -> Kernel:
         for index in positions:
             if index < len(args) and type(args[index]) in _NUMBERS:
                 others = [args[i] for i in operands if i < len(args)]
-                args = tuple(
-                    _tensor_for(value, others) if position in positions else value
-                    for position, value in enumerate(args)
+                # Not tuple(), here and in other places of this package: of a generator, CPython
+                # makes ten places and keeps fewer, and then keeps the tuple for later. So the
+                # collector counts each as new and none as freed, and it would collect the program's
+                # garbage earlier than without values.
+                args = (
+                    *(
+                        _tensor_for(value, others) if position in positions else value
+                        for position, value in enumerate(args)
+                    ),
                 )
                 break
         return kernel(keyset, *args, **kwargs)

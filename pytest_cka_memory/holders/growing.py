@@ -62,6 +62,8 @@ _EACH_STATE = "compute each new value from a detach() of the previous one, or in
 _STATE = "detach it in each batch, as in `{0} = {0}.detach()`, or compute it in torch.no_grad()"
 _FEWEST = 5
 """Batches that a graph must have nodes of."""
+_MUCH_LARGER = 4
+"""Batches differ in size, so what a line allocates in each of them may, too."""
 _MOST_NODES = 200_000
 """Nodes after which the search stops, so that its time is bounded."""
 _DEEPEST = 10_000
@@ -90,20 +92,32 @@ def growing_holdings(
         (kept if (holding.batches or 0) > 1 else others).append(holding)
     # What was only kept in the first batches, such as a cache that is full, explains no growth.
     kept = [holding for holding in kept if holding.bytes_per_batch] or kept
-    lines = {_line_of(holding.created_at, holding.code): n for n, holding in enumerate(kept)}
+    lines: dict[object, list[int]] = {}
+    for number, holding in enumerate(kept):
+        if holding.created_at:
+            lines.setdefault(_line_of(holding.created_at, holding.code), []).append(number)
+    separate: list[Holding] = []
     for holding in others:
         # The last tensor of a list is often the value of a variable, too, and found there.
-        number = lines.get(_line_of(holding.created_at, holding.code))
-        if number is not None and holding.created_at:
-            per_batch = (kept[number].bytes_per_batch or 0) + (holding.bytes_per_batch or 0)
-            kept[number] = replace(kept[number], bytes_per_batch=per_batch)
-    replaced = [
-        holding
-        for holding in _rebuilt(others, early, batches)
-        if _line_of(holding.created_at, holding.code) not in lines
-    ]
+        of_line = lines.get(_line_of(holding.created_at, holding.code), ())
+        similar = [number for number in of_line if not _is_larger(holding, kept[number])]
+        if not similar:
+            separate.append(holding)
+            continue
+        number = min(similar, key=lambda it: kept[it].bytes / max(1, kept[it].count))
+        per_batch = (kept[number].bytes_per_batch or 0) + (holding.bytes_per_batch or 0)
+        kept[number] = replace(kept[number], bytes_per_batch=per_batch)
+    replaced = _rebuilt(separate, early, batches)
     order = sorted([*kept, *replaced], key=lambda it: (-(it.bytes_per_batch or 0), -it.bytes))
     return tuple(order)
+
+
+def _is_larger(holding: Holding, kept: Holding) -> bool:
+    """Whether the tensors of a holding are too large to be more of the kept ones.
+
+    A line that calls a function, such as a loss, also allocates what that needs for its own work.
+    """
+    return holding.bytes * kept.count > _MUCH_LARGER * kept.bytes * holding.count
 
 
 def explained_bytes(grown: Iterable[Holding]) -> float:

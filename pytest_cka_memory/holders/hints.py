@@ -85,6 +85,8 @@ def _attribute(item: Any, path: ReferencePath) -> str:
 
 # A list of losses that are detached still grows with every batch, so only item() is advised.
 _LOSS = "keep loss.item() instead of the tensor, which keeps its autograd graph alive"
+# With no_grad() alone, the losses themselves would still be kept.
+_LOSS_OF_SAVED = f"{_LOSS}; if no backward pass is needed, also compute it in torch.no_grad()"
 _LOSS_PART = (
     "keep loss.item() instead of the tensor, which keeps its autograd graph alive and uses "
     "only part of its storage"
@@ -171,6 +173,7 @@ _EACH_PART = (
     "the part that the tensor uses"
 )
 _REMOVE = "remove each tensor from the object that references it; {}"
+_FOR_NUMBERS = (_LOSS, _LOSS_OF_SAVED, _LOSS_PART, _NUMBER, _NUMBER_PART)
 _OF_EACH = {_SAVED: _EACH_SAVED, _ATTACHED_PART: _EACH_ATTACHED_PART, _PART: _EACH_PART}
 _EXCEPTION = (
     "store the text of the exception instead of the exception, which keeps its frames and "
@@ -259,7 +262,7 @@ def _of_several(paths: Paths, batches: int | None) -> str | None:
     if container is None or container.entries < 2:
         return None
     own = _of_tensor(paths.first)
-    if own in (_LOSS, _LOSS_PART, _NUMBER, _NUMBER_PART):  # a list of numbers may grow
+    if own in _FOR_NUMBERS:  # a list of numbers may grow
         return None
     holds_them = paths.longest <= len(container.path) + 2
     if not grows and (batches is not None or not holds_them or container.is_a_local):
@@ -415,7 +418,8 @@ def _of_tensor(path: ReferencePath) -> str | None:
         is_attached = grad_fn_of(holder) is not None
     is_part = not nodes and is_part_of_its_storage(holder)
     if is_attached and is_number:
-        return _LOSS_PART if is_part else _LOSS
+        whole = _LOSS_OF_SAVED if nodes and _is_saved(path[nodes[0] :]) else _LOSS
+        return _LOSS_PART if is_part else whole
     if nodes:
         return _SAVED
     if is_attached and is_part:
@@ -423,6 +427,14 @@ def _of_tensor(path: ReferencePath) -> str | None:
     if is_number and _is_in_container(path):
         return _NUMBER_PART if is_part else _NUMBER
     return _PART if is_part else None
+
+
+def _is_saved(in_graph: ReferencePath) -> bool:
+    """Whether a graph holds a tensor for a backward pass.
+
+    Such a pass would have released it, unless it was told to retain the graph.
+    """
+    return any("saved_" in (reference.text or "") for reference in in_graph)
 
 
 def _is_in_container(path: ReferencePath) -> bool:

@@ -293,7 +293,7 @@ def _group_lines(
     if holdings and not traced:
         yield from kinds_lines(record, breach.figure, width)
         yield "  live at the peak:"
-    hint_shown = None
+    hint_shown = ""
     inside = [holding for holding in holdings if not holding.before_region]
     shown = _sites_shown(earlier, record, traced=traced)
     for holding in inside[:_MOST_GROUPS]:
@@ -303,7 +303,7 @@ def _group_lines(
             yield from wrapped(f"{size}, made at {place}: as above", width, "  ")
             continue
         yield from holding_lines(holding, width, traced=traced)
-        if holding.hint not in (None, hint_shown):
+        if holding.hint is not None and not hint_shown.startswith(holding.hint):
             hint_shown = holding.hint
             yield from wrapped(f"what to do: {hint_within(breach, holding)}", width, "    ")
     rest = inside[_MOST_GROUPS:]

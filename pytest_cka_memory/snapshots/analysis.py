@@ -104,6 +104,15 @@ class Analysis:
             elif end:
                 yield RecordedBlock(size, 0, end, site, 1, False, 0)
 
+    def moment_of_reserve(self) -> tuple[Moment, str]:
+        """Return when the reserve mattered, also in words: when memory was refused, or at the end.
+
+        An error has freed some of what filled the card before the recording ends.
+        """
+        if self.refusals:
+            return self.refusals[-1].moment, "when memory was refused"
+        return self.end, "at the end"
+
     @property
     def start_bytes(self) -> int:
         """What was in use when the recording began."""

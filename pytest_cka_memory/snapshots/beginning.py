@@ -7,20 +7,24 @@ kept only the last events, begins with memory that earlier events had allocated.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
 from pytest_cka_memory.snapshots.reading import (
     ALLOC,
     FREE_COMPLETED,
     FREE_REQUESTED,
+    IN_USE,
     INACTIVE,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    Block,
     Device,
+    Segment,
 )
 
 ROUNDING = 512
@@ -87,6 +91,48 @@ def beginning_of(device: Device) -> Beginning:
     show is the pool of a graph that was deleted before: its events stay in the allocator's own.
     """
     return _Backwards(device).result()
+
+
+def state_after(device: Device, event: int) -> Device | None:
+    """Return the segments that a device had after an event, as of a recording without events.
+
+    None if the events contradict the segments at the end, so that they are not known.
+
+    Args:
+        device: the recording.
+        event: a number of an event.
+    """
+    if event == len(device) - 1:
+        return device
+    names = ("actions", "addresses", "sizes", "times", "streams", "pools", "places")
+    later = replace(device, **{name: getattr(device, name)[event + 1 :] for name in names})
+    then = beginning_of(later)
+    if then.lost_blocks:
+        return None
+    sites = {block.address: block.site for segment in device.segments for block in segment.blocks}
+    rows = zip(device.actions, device.addresses, device.places, strict=True)
+    for action, address, site in islice(rows, event + 1):
+        if action == ALLOC:
+            sites[address] = site
+    nothing = {name: getattr(device, name)[:0] for name in names}
+    segments = [_with_gaps(segment, device.index, sites) for segment in then.segments]
+    return replace(device, segments=segments, **nothing)
+
+
+def _with_gaps(segment: OldSegment, device: int, sites: Mapping[int, int]) -> Segment:
+    """Return a segment with its free blocks, as torch writes it."""
+    blocks: list[Block] = []
+    at = segment.address
+    end = segment.address + segment.bytes
+    for block in segment.blocks:
+        if at < block.address:
+            blocks.append(Block(at, block.address - at, 0, INACTIVE, 0))
+        blocks.append(Block(*block[:3], IN_USE, sites.get(block.address, 0)))
+        at = block.address + block.bytes
+    if at < end:
+        blocks.append(Block(at, end - at, 0, INACTIVE, 0))
+    place = (segment.address, segment.bytes, segment.stream, segment.pool)
+    return Segment(device, *place, segment.is_small, segment.is_expandable, tuple(blocks))
 
 
 class _Backwards:

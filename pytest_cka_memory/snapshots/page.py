@@ -6,11 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_cka_memory.core.memory_timeline import Place, Recording, moments_of, picture_of
-from pytest_cka_memory.core.reserve import reserve_advice, reserve_lines
+from pytest_cka_memory.core.reserve import reserve_lines
 from pytest_cka_memory.reports import html, one_line
 from pytest_cka_memory.snapshots.analysis import Analysis, Line, kinds
+from pytest_cka_memory.snapshots.beginning import state_after
 from pytest_cka_memory.snapshots.reading import INACTIVE, Segment, recorded_settings
-from pytest_cka_memory.snapshots.snapshot_text import Read, explained_reserve, kept_by_line
+from pytest_cka_memory.snapshots.snapshot_text import (
+    Read,
+    advice_on_reserve,
+    explained_reserve,
+    kept_by_line,
+)
 from pytest_cka_memory.units import MB, counted, format_exact
 
 _BEFORE = ("before the region", "before the recording")
@@ -183,22 +189,27 @@ def _changes(levels: Sequence[int]) -> list[int]:
     return runs
 
 
+_NOTHING = "<p>Nothing was reserved.</p>"
+
+
 def _reserve(read: Read, analysis: Analysis) -> Iterator[str]:
-    if not analysis.device.segments:
-        yield "<p>Nothing was reserved.</p>"
+    moment, when = analysis.moment_of_reserve()
+    device = state_after(analysis.device, moment.event)
+    if device is None or not device.segments:
+        yield f"<p>It is not known what was reserved {when}.</p>" if device is None else _NOTHING
         return
-    state = explained_reserve(read.snapshot, analysis.device)
+    state = explained_reserve(read.snapshot, device)
+    yield f"<p>The reserve {when}:</p>"
     for line in reserve_lines(state.parts):
         yield f"<p>{html.text(line)}</p>"
-    for row in kept_by_line(analysis.device, state, read.lines)[:_MOST_REFUSALS]:
+    for row in kept_by_line(device, state, read.lines)[:_MOST_REFUSALS]:
         yield (
             f"<p class='cause'>blocks of <code>{html.text(row.line)}</code> keep the "
             f"allocator from releasing {row.bytes / MB:,.1f} MB in "
             f"{counted(row.segments, 'segment')}</p>"
         )
-    advice = reserve_advice(state.parts, has_limit=False)
-    if advice:
-        yield f"<p class='hint'>What to do: {html.text(advice)}</p>"
+    if advice := advice_on_reserve(state, moment):
+        yield f"<p class='hint'>{html.text(advice[0].upper() + advice[1:])}</p>"
 
 
 def _segments(segments: Sequence[Segment]) -> Iterator[str]:

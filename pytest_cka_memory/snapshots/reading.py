@@ -6,6 +6,7 @@ and how they round what is asked for.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from array import array
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from emulated_cuda.cards import CARDS
 from emulated_cuda.packing import unpacked
 from pytest_cka_memory.errors import ReportError
+from pytest_cka_memory.reports import one_line
 from pytest_cka_memory.snapshots import unpickling
 from pytest_cka_memory.units import MB, format_with_unit
 
@@ -141,6 +144,8 @@ class Snapshot:
     settings: Mapping[str, Any]
     """Of the allocator, as torch names them."""
     keys: Sequence[str]
+    origin: Mapping[str, Any]
+    """The card and the program, as ``python -m emulated_cuda --snapshot`` notes them."""
     host_events: int
     """Events of pinned memory of the host, which nothing here looks at."""
 
@@ -232,6 +237,7 @@ def _snapshot(path: Path, data: Mapping[str, Any]) -> Snapshot:
         sites,
         data["settings"],
         data["keys"],
+        data["origin"],
         data["host_events"],
     )
 
@@ -275,6 +281,28 @@ def _number_of(name: Any, names: list[Any]) -> int:
     if name not in names:
         names.append(name)
     return names.index(name)
+
+
+def card_and_script(origin: Mapping[str, Any]) -> str:
+    """Return the arguments of ``repair`` after ``--card``, with names for what is not known.
+
+    Args:
+        origin: that of a snapshot. Whoever wrote the file may have put anything into it.
+
+    Example:
+        >>> card_and_script({"card": "t4", "program": "train.py --batch 8"})
+        't4 train.py --batch 8'
+    """
+    card, program, size = (str(origin.get(key, "")) for key in ("card", "program", "usable_mb"))
+    card = card if card in CARDS else "CARD"
+    card += f" --to={size}" if size.isdecimal() else ""
+    try:
+        words = shlex.split(program)
+    except ValueError:  # an open quote
+        words = []
+    if not words or not words[0].endswith(".py"):
+        return f"{card} SCRIPT.py, or a test instead of the script"
+    return f"{card} {one_line(shlex.join(words))}"
 
 
 ALTERNATIVES = (

@@ -24,7 +24,8 @@ from pytest_cka_memory.snapshots.analysis import (
     analysed,
     kinds,
 )
-from pytest_cka_memory.snapshots.reading import Device, Snapshot, recorded_settings
+from pytest_cka_memory.snapshots.beginning import state_after
+from pytest_cka_memory.snapshots.reading import Device, Snapshot, card_and_script, recorded_settings
 from pytest_cka_memory.units import MB, counted
 
 _MOST_LINES = 8
@@ -37,7 +38,6 @@ RECORD = 'torch.cuda.memory._record_memory_history(max_entries=1_000_000, stacks
 _OLDER = "memory from before the test, whose lines of code are not known"
 _REPAIR = (
     "to see which change of the program lowers the peak: python -m pytest_cka_memory repair --card "
-    "CARD SCRIPT.py, or a test instead of the script"
 )
 _LEAST_UNUSED = 0.05
 """A share of the reserve: advice on less would not be about what fills the card."""
@@ -135,7 +135,7 @@ def _device(read: Read, analysis: Analysis) -> Iterator[str]:
             "memory, which this text leaves out"
         )
     if device.actions:
-        yield _REPAIR
+        yield f"{_REPAIR}{card_and_script(read.snapshot.origin)}"
         yield (
             "to try other settings of the allocator: python -m pytest_cka_memory replay "
             f"{read.name}"
@@ -161,37 +161,41 @@ def _at_refusal(read: Read, analysis: Analysis) -> Iterator[str]:
         yield kinds_then.replace(BEFORE, "older than the test")
     else:
         yield "nothing was in use then"
-    yield from _reserve(read, analysis, "then")
+    yield from _reserve(read, analysis)
     yield "to record earlier events, run pytest with --cka-memory-snapshots=FOLDER, or write at"
     yield f"the program's start {RECORD}"
-    yield _REPAIR
+    yield f"{_REPAIR}{card_and_script(read.snapshot.origin)}"
     yield f"to see whether a setting may be enough: python -m pytest_cka_memory replay {read.name}"
 
 
-def _reserve(read: Read, analysis: Analysis, when: str = "at the end") -> Iterator[str]:
-    """Yield what the reserve at the end consists of, and what keeps its free parts.
+def advice_on_reserve(state: ReserveState, moment: Moment) -> str:
+    """Return what to do about a reserve; empty if nearly all of it was in use."""
+    unused_bytes = moment.reserved_bytes - moment.used_bytes
+    advice = reserve_advice(state.parts, has_limit=False)
+    if not advice or unused_bytes < _LEAST_UNUSED * moment.reserved_bytes:
+        return ""
+    share = 100 * unused_bytes / moment.reserved_bytes
+    return f"what to do about the {share:.0f} % that are not in use: {advice}"
 
-    Nothing is yielded if the program has freed its memory after it ran out: then the reserve at the
-    end is not what filled the card.
-    """
-    used = [refusal.moment.used_bytes for refusal in analysis.refusals]
-    if not analysis.device.segments or (used and analysis.end.used_bytes < max(used) / 2):
+
+def _reserve(read: Read, analysis: Analysis) -> Iterator[str]:
+    """Yield what the reserve consists of, and what keeps its free parts."""
+    moment, when = analysis.moment_of_reserve()
+    device = state_after(analysis.device, moment.event)
+    if device is None or not device.segments:
         return
-    state = explained_reserve(read.snapshot, analysis.device)
+    state = explained_reserve(read.snapshot, device)
     yield f"the reserve {when}:"
     yield from (f"  {line}" for line in reserve_lines(state.parts))
-    kept = kept_by_line(analysis.device, state, read.lines)
-    least = _LEAST_KEPT * analysis.end.reserved_bytes
+    kept = kept_by_line(device, state, read.lines)
+    least = _LEAST_KEPT * moment.reserved_bytes
     for row in [row for row in kept if row.bytes >= least][:_FEWER_LINES]:
         yield (
             f"  blocks of {row.line} keep the allocator from releasing {_mb(row.bytes)} in "
             f"{counted(row.segments, 'segment')}"
         )
-    advice = reserve_advice(state.parts, has_limit=False)
-    unused_bytes = analysis.end.reserved_bytes - analysis.end.used_bytes
-    if advice and unused_bytes >= _LEAST_UNUSED * analysis.end.reserved_bytes:
-        share = 100 * unused_bytes / analysis.end.reserved_bytes
-        yield f"  what to do about the {share:.0f} % that are not in use: {advice}"
+    if advice := advice_on_reserve(state, moment):
+        yield f"  {advice}"
 
 
 def _moment(moment: Moment, other: str) -> str:
@@ -375,7 +379,7 @@ class Kept(NamedTuple):
 
 
 def explained_reserve(snapshot: Snapshot, device: Device) -> ReserveState:
-    """Return what the reserve of a device consists of at the end of a recording.
+    """Return what the reserve of a device consists of, at the end of a recording.
 
     Args:
         snapshot: the file.

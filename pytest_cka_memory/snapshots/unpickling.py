@@ -105,6 +105,7 @@ def compacted(data: Any) -> dict[str, Any]:
         "frames": sites.frames,
         "sites": list(sites.numbers),
         "settings": _settings(data.get("allocator_settings")),
+        "origin": _settings(data.get("emulated_cuda")),
         "keys": sorted(key[:100] for key in data if type(key) is str)[:50],
         "host_events": sum(
             len(trace) for trace in _list(data.get("host_traces")) if type(trace) is list

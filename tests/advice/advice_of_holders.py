@@ -19,7 +19,7 @@ def losses(cka_memory):
     weight = weight_on(cka_memory.device)
     with cka_memory.measure() as region:
         for _ in region.batches(range(8)):
-            loss = weight.exp().sum()
+            loss = weight.sum()
             KEEP.append(loss)
 
 
@@ -28,7 +28,30 @@ def losses_as_numbers(cka_memory):
     weight = weight_on(cka_memory.device)
     with cka_memory.measure() as region:
         for _ in region.batches(range(8)):
+            loss = weight.sum()
+            KEEP.append(loss.item())
+
+
+@advice(
+    "keep loss.item() instead of the tensor, which keeps its autograd graph alive; if no backward "
+    "pass is needed, also compute it in torch.no_grad()",
+    limit=FLAT,
+)
+def losses_of_a_validation(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
             loss = weight.exp().sum()
+            KEEP.append(loss)
+
+
+@follows(losses_of_a_validation)
+def numbers_of_a_validation(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            with torch.no_grad():
+                loss = weight.exp().sum()
             KEEP.append(loss.item())
 
 

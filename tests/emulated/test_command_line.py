@@ -107,6 +107,7 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
         "outside_reserve_bytes": list(cards.outside_reserve_of(CARDS["h100"])),
         "late_reserved_bytes": None,
         "missing_bytes": 0,
+        "cache_releases": 0,
         "out_of_memory": False,
         "ended": True,
         "end": None,
@@ -151,13 +152,14 @@ OF_CHILD = "train.py, cuda:0, emulated NVIDIA A100 80GB: at most"
 def test_forked_processes_are_listed_too(children):
     """Forked children have lines; the parent, which has used no device, has none.
 
-    That which ran out of memory has a second one.
+    That which ran out of memory has a second one, and the last line says what to do.
     """
     line = f"{OF_CHILD} 1.0 MB allocated, 2.0 MB reserved, of 1,024.0 MB: fits"
     assert lines(children).count(line) == 2, children.stderr
     why = "on cuda:0, an allocation of 2,048.0 MB was refused when 1,024.0 MB of the card were left"
     assert [line.startswith(why) for line in lines(children)].count(True) == 1
-    assert len(lines(children)) == 5
+    assert len(lines(children)) == 6
+    assert lines(children)[-1].startswith("what to do: python -m pytest_cka_memory repair --card ")
 
 
 def test_out_of_memory_names_what_was_missing(children):
@@ -271,6 +273,99 @@ def test_program_fits_if_a_library_goes_on_with_less_memory(emulated, tmp_path, 
     assert lines(run)[0].endswith(f"2,048.0 MB: fits{end if refused else ''}")
     (row,) = json.loads(page.read_text("utf-8"))
     assert (row["fits"], row["out_of_memory"], row["missing_bytes"] > 0) == (True, False, refused)
+
+
+CACHE = """
+import torch
+cached = [torch.empty(400 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(3)]
+del cached
+kept = torch.empty(WANTED * 2**20, dtype=torch.uint8, device="cuda")
+"""
+RELEASED = (
+    "fits; the allocator had to release its cache once, which is slow: the card has no more room "
+    "for it"
+)
+EITHER = (
+    "fits; memory was refused: either the allocator then released free blocks, or a library went "
+    "on with less, such as a workspace"
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "setting", "end", "releases"),
+    [
+        pytest.param(1500, "", RELEASED, 1, id="segments"),
+        pytest.param(1500, "max_split_size_mb:200", RELEASED, 1, id="all-of-the-cache"),
+        pytest.param(1000, "max_split_size_mb:200", EITHER, 0, id="part-that-is-not-counted"),
+        pytest.param(400, "", "fits", 0, id="no-refusal"),
+    ],
+)
+def test_allocator_that_releases_its_cache_is_no_library(
+    emulated, tmp_path, wanted, setting, end, releases
+):
+    """Nothing was refused for good: the allocator has released what it had kept free."""
+    page = tmp_path / "memory.json"
+    options = ("--no-values", "--card", "t4", "--memory", "2GB", f"--json={page}")
+    source = CACHE.replace("WANTED", str(wanted))
+    run = emulated(source, *options, PYTORCH_ALLOC_CONF=setting, PYTORCH_CUDA_ALLOC_CONF=setting)
+    assert lines(run)[0].endswith(f"of 1,536.0 MB: {end}"), run.stderr
+    (row,) = json.loads(page.read_text("utf-8"))
+    assert (row["fits"], row["cache_releases"]) == (True, releases)
+
+
+def test_allocator_that_has_released_its_cache_is_not_why_a_program_ends(emulated):
+    """A refusal after which the allocator got the memory has nothing to do with a later error."""
+    source = CACHE.replace("WANTED", "1500") + "raise ValueError"
+    run = emulated(source, "--no-values", "--card", "t4", "--memory", "2GB", new=True)
+    assert lines(run)[0].endswith(EARLY.format("ValueError"))
+
+
+def test_refused_memory_of_torch_and_of_a_library_are_both_named(emulated):
+    """A program may have both: a cache that is released, and a smaller workspace."""
+    cached = SMALLER_WORKSPACE.replace("x = torch", "CACHED\nx = torch").replace(
+        "CACHED",
+        "cached = [torch.empty(150 * 2**20, dtype=torch.uint8, device='cuda') for _ in range(9)]\n"
+        "del cached",
+    )
+    run = emulated(
+        cached.replace("FILL", "1830"), "--no-values", "--card", "a100", "--memory", "2.5GB"
+    )
+    if run.stdout.split()[-1] == "0":
+        pytest.skip("this version of cuDNN wants a smaller workspace")
+    assert lines(run)[0].endswith(
+        f"{RELEASED}; a library was refused memory, and went on with less, such as a workspace"
+    )
+
+
+TOO_LARGE = """
+import torch
+kept = [torch.empty(300 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+torch.empty(700 * 2**20, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_memory_that_is_missing_is_followed_by_the_next_commands(emulated, tmp_path):
+    """They are complete: the script with its arguments, and the same card and options."""
+    options = ("--no-values", "--card", "t4", "--memory", "2GB")
+    run = emulated(TOO_LARGE, *options, arguments=("--name", "a b"))
+    script = f"{tmp_path / 'train.py'} --name 'a b'"
+    assert lines(run)[1].endswith("1,200.0 MB were in use and only 0.0 MB were free")
+    assert lines(run)[2:] == [
+        f"what to do: python -m pytest_cka_memory repair --card t4 --to=1536 {script} shows which "
+        "change of the program lowers the peak; python -m emulated_cuda --snapshot memory.pickle "
+        f"{' '.join(options)} {script} and then python -m pytest_cka_memory snapshot memory.pickle "
+        "show which lines fill the card"
+    ]
+
+
+def test_recording_knows_the_card_and_the_script(emulated, python, tmp_path):
+    """If there is a recording already, only its reader and the repair are named, as it does."""
+    file = tmp_path / "run.pickle"
+    run = emulated(TOO_LARGE, "--no-values", "--card", "t4", "--memory=2GB", f"--snapshot={file}")
+    repair = f"python -m pytest_cka_memory repair --card t4 --to=1536 {tmp_path / 'train.py'}"
+    assert f"what to do: {repair} shows which change of the program lowers the peak" in lines(run)
+    printed = python("-m", "pytest_cka_memory", "snapshot", str(file)).stdout.splitlines()
+    assert f"to see which change of the program lowers the peak: {repair}" in printed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from emulated_cuda import running
+from emulated_cuda.loading import records
 
 ROOT = Path(__file__).parents[2]
 WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
@@ -85,7 +85,7 @@ def test_program_ends_with_a_command_that_is_killed(start, temporary: Path) -> N
     killed.wait()
     wait_until_ended(program)
     assert set(temporary.iterdir()) == folders
-    with running.folder_of_records() as folder:
+    with records.folder_of_records() as folder:
         left = set(temporary.iterdir()) - {folder}
         assert len(left) == 1
         assert left < folders
@@ -111,7 +111,7 @@ def test_folders_of_others_and_links_are_left_alone(temporary: Path, tmp_path: P
     (temporary / "emulated-cuda-records-link").symlink_to(elsewhere)
     (temporary / "emulated-cuda-0-driver").mkdir()
     (temporary / "emulated-cuda-records-stale").mkdir()
-    running.remove_stale_folders()
+    records.remove_stale_folders()
     assert elsewhere.is_dir()
     names = {path.name for path in temporary.iterdir()}
     assert names == {"emulated-cuda-records-link", "emulated-cuda-0-driver"}

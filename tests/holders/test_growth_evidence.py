@@ -10,6 +10,7 @@ from pytest_cka_memory import MemoryProbe, Region, RegionRecord
 from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.retention import Holding
 from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.holders.growing import growing_holdings
 from pytest_cka_memory.limits import flat_per_batch
 
 pytestmark = pytest.mark.native
@@ -203,3 +204,33 @@ def shares_of() -> Iterator[tuple[RegionRecord, str, str]]:
 def test_share_of_what_is_explained(found: RegionRecord, figure: str, said: str) -> None:
     """The sentence says how many bytes are explained, and why the rest is not."""
     assert sentences.sentence(found, figure) == said
+
+
+def of_loss(bytes: int, count: int, batches: int, per_batch: float, held_by: str) -> Holding:
+    """Return a group of tensors of one line, which calls a loss."""
+    return Holding(
+        bytes=bytes,
+        count=count,
+        held_by=held_by,
+        created_at=("net.py:5 in loss",),
+        code="loss(output, target)",
+        batches=batches,
+        bytes_per_batch=per_batch,
+    )
+
+
+def test_large_tensors_of_a_line_are_not_taken_for_small_ones_of_it() -> None:
+    """A loss keeps 4 bytes in each batch; what its last graph has saved is no more of these.
+
+    It counted as theirs, so that they came first.
+    """
+    logged, last = of_loss(16, 4, 4, 4.0, "log[0]"), of_loss(4, 1, 1, 4.0, "loss")
+    saved = of_loss(3 * MB, 3, 4, MB, "log[0].grad_fn._saved_self")
+    last_saved = of_loss(MB, 1, 1, MB, "loss.grad_fn._saved_self")
+    found = growing_holdings([logged, last_saved, last], [], 3)
+    assert [(it.held_by, it.bytes_per_batch) for it in found] == [("log[0]", 8.0)]
+    found = growing_holdings([saved, last_saved, logged, last], [], 3)
+    assert [(it.held_by, it.bytes_per_batch) for it in found] == [
+        ("log[0].grad_fn._saved_self", 2.0 * MB),
+        ("log[0]", 8.0),
+    ]

@@ -90,6 +90,14 @@ class GrowthExplainer:
         return {}
 
 
+def trained(_: int) -> None:
+    """Keep a loss after its backward pass."""
+    loss = WEIGHT.exp().sum()
+    loss.backward()
+    WEIGHT.grad = None
+    KEEP.append(loss)
+
+
 def growth(step: Any) -> tuple[tuple[Holding, ...], str]:
     """Return what `step`, called in each of 8 batches, keeps, and the text of the failure."""
     with MemoryProbe("cpu", explainer=GrowthExplainer()).measure() as region:
@@ -115,6 +123,14 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     assert grown[0].hint == (
         "keep loss.item() instead of the tensor, which keeps its autograd graph alive"
     )
+    grown, text = growth(lambda _: KEEP.append(WEIGHT.exp().sum()))
+    loss = "keep loss.item() instead of the tensor, which keeps its autograd graph alive"
+    # A backward pass would have released what the graph has saved for it.
+    without_graph = f"{loss}; if no backward pass is needed, also compute it in torch.no_grad()"
+    assert [holding.hint for holding in grown] == [without_graph, loss]
+    assert text.count("what to do: keep loss.item()") == 1
+    grown, text = growth(trained)
+    assert {holding.hint for holding in grown} == {loss}
     grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))
     assert grown[0].hint == GROWS.format("planted.KEEP")  # its detach() would keep the same bytes
     grown, _ = growth(lambda _: KEEP.append(WEIGHT.exp() * 2))

@@ -262,3 +262,63 @@ def test_command_refuses_to_overwrite_its_input(tmp_path, capsys):
     path = made.written(tmp_path, made.two_allocations())
     assert main(["snapshot", str(path), "--html", str(path)]) == 2
     assert "is the input file itself" in capsys.readouterr().err
+
+
+def refused(in_use_mb, *, freed=True):
+    """Return a recording: of 100 MB, so much was in use when 50 MB were refused."""
+    a, b = made.BASE, made.BASE + 200 * MB
+    events = [
+        made.event("segment_alloc", a, in_use_mb * MB),
+        made.event("alloc", a, in_use_mb * MB, made.TRAIN),
+        made.event("segment_alloc", b, (100 - in_use_mb) * MB),
+        made.event("alloc", b, (100 - in_use_mb) * MB, made.STEP),
+        made.event("free_requested", b, (100 - in_use_mb) * MB),
+        made.event("free_completed", b, (100 - in_use_mb) * MB),
+        made.event("oom", 10 * MB, 50 * MB, made.TRAIN),
+    ]
+    if freed:
+        events.append(made.event("free_requested", a, in_use_mb * MB))
+        events.append(made.event("free_completed", a, in_use_mb * MB))
+    state = "inactive" if freed else "active_allocated"
+    segments = [
+        made.segment(a, in_use_mb * MB, [made.block(a, in_use_mb * MB, state=state)]),
+        made.segment(
+            b, (100 - in_use_mb) * MB, [made.block(b, (100 - in_use_mb) * MB, state="inactive")]
+        ),
+    ]
+    return made.snapshot(events, segments)
+
+
+@pytest.mark.parametrize("freed", [True, False])
+@pytest.mark.parametrize(("in_use_mb", "share"), [(99, None), (60, 40)])
+def test_advice_on_the_reserve_is_about_when_memory_was_refused(
+    tmp_path, capsys, in_use_mb, share, freed
+):
+    """What an error has freed until the end did not fill the card, and is no reason for advice."""
+    path = made.written(tmp_path, refused(in_use_mb, freed=freed))
+    page = tmp_path / "page.html"
+    assert main(["snapshot", str(path), "--html", str(page)]) == OK
+    printed = capsys.readouterr().out
+    assert "the reserve when memory was refused:" in printed
+    assert f"of 100.00 MB reserved, {in_use_mb}.00 MB in use" in printed
+    text = f"hat to do about the {share} % that are not in use" if share else "hat to do about"
+    for written in (printed, page.read_text("utf-8")):
+        assert (text in written) == (share is not None)
+
+
+@pytest.mark.parametrize(
+    ("origin", "shown"),
+    [
+        ({}, "CARD SCRIPT.py, or a test instead of the script"),
+        ({"card": "t4", "program": ""}, "t4 SCRIPT.py, or a test instead of the script"),
+        ({"card": "t4", "program": "a.py 'b c'", "usable_mb": "1536"}, "t4 --to=1536 a.py 'b c'"),
+        ({"card": "; rm", "program": "a.py; rm -r ."}, "CARD SCRIPT.py, or a test instead"),
+        ({"card": "t4", "program": "a.py $(rm -r .)\n"}, "t4 a.py '$(rm' -r '.)'"),
+        ({"card": "t4", "program": "a.py 'open"}, "t4 SCRIPT.py, or a test instead of the script"),
+    ],
+)
+def test_command_of_a_file_is_one_command(tmp_path, capsys, origin, shown):
+    """It names what the file knows; a file that others wrote cannot put in a second command."""
+    path = made.written(tmp_path, {**made.two_allocations(), "emulated_cuda": origin})
+    assert main(["snapshot", str(path)]) == OK
+    assert f"pytest_cka_memory repair --card {shown}" in capsys.readouterr().out

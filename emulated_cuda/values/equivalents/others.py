@@ -80,9 +80,11 @@ def split_heads(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, 
     longest = max((sequence.shape[0] for sequence in sequences), default=0)
     positions = -(-longest // _MULTIPLE) * _MULTIPLE
     parts = [_split_heads(sequence[None], qkv_bias, num_heads) for sequence in sequences]
-    return tuple(
-        torch.cat([pad(part, (0, 0, 0, positions - part.shape[2])) for part in kind])
-        for kind in zip(*parts, strict=True)
+    return (
+        *(
+            torch.cat([pad(part, (0, 0, 0, positions - part.shape[2])) for part in kind])
+            for kind in zip(*parts, strict=True)
+        ),
     )
 
 
