@@ -156,6 +156,8 @@ CARDS: Mapping[str, Card] = {
 """
 DEFAULT_CARD = "a100"
 """The card that is emulated if none is named; its figures are compared with published ones."""
+LARGEST_CARD = max(CARDS.values(), key=lambda card: card.total_bytes).name
+"""The card with the most memory."""
 
 
 def card_of(name: str) -> Card:

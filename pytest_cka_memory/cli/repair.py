@@ -12,7 +12,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES, LARGEST_CARD
 from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.cli import Session
 from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
@@ -29,7 +29,6 @@ DEFAULT_CARD = "h100"
 _EXPANDABLE = {allocator_variable(): "expandable_segments:True"}
 _WORTH_A_RUN = 1.1
 """A reserve that is so many times the peak is measured again with expandable segments."""
-_LARGEST = max(CARDS.values(), key=lambda card: card.total_bytes).name
 _SCRIPT_TEST = "test_script.py"
 
 
@@ -79,7 +78,8 @@ def add_parser(commands: Any) -> None:
         default=[],
         metavar="CHANGE",
         help="also say how to write this row of the table, and prove it with --prove; may be given "
-        "several times, e.g. --also 'checkpoint every Block'",
+        "several times, e.g. --also 'checkpoint every Block'. A combination of rows is tried, e.g. "
+        "--also 'checkpoint every Block + del logits'",
     )
     parser.add_argument(
         "--proof-seconds",
@@ -167,17 +167,17 @@ def _results(
     session: "Session", task: Task, script: Sequence[str], folder: str
 ) -> Iterator[dict[str, Any]]:
     """Yield what was found for each test: on the largest card if it does not fit the given one."""
-    can_move = is_emulated(session.device) and _LARGEST not in session.device
+    can_move = is_emulated(session.device) and LARGEST_CARD not in session.device
     for first in session.results(replace(task, goes_on=not can_move)):
         # A test is named from pytest's root, which is another folder for a script.
         test = f"{folder}/{_SCRIPT_TEST}::test_script" if script else first["test"]
         label = " ".join(script) or test
         answer = first
         if first.get("ran_out"):
-            print(f"{label} does not fit as it is; continuing on {_LARGEST}", file=sys.stderr)
+            print(f"{label} does not fit as it is; continuing on {LARGEST_CARD}", file=sys.stderr)
             options = session.device.split(",")[1:]
             session.card_that_was_full = session.device
-            session.device = ",".join([f"{EMULATED}:{_LARGEST}", *options])
+            session.device = ",".join([f"{EMULATED}:{LARGEST_CARD}", *options])
             (answer,) = session.results(task, tests=[test])
         yield {**answer, "test": test, "label": label}
 

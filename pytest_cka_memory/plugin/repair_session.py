@@ -151,6 +151,7 @@ class RepairSession:
             has_values=computes_values(),
             cards=emulated_cards(),
             goes_on=self._task.goes_on,
+            also=self._task.also,
         )
         try:
             repairs = search.search()
@@ -161,7 +162,6 @@ class RepairSession:
             return {"error": f"{error_of_test}{self._raised}" if error_of_test else "interrupted"}
         if repairs.as_it_is.figures is None and not self._task.goes_on:
             return {"error": "out of memory", "ran_out": True}
-        repairs.also = self._task.also
         report = RepairReport(repairs, meter.device, self._task.label or item.nodeid)
         pictures = []
         if self._task.draws and not repairs.was_interrupted:
@@ -279,7 +279,7 @@ def _run_regions(item: pytest.Item) -> list[dict[str, Any]]:
     if failed is not None:
         message = _message(failed)
         if "OutOfMemoryError" in message or "CUDA out of memory" in message:
-            raise NoMemoryLeftError(message)
+            raise NoMemoryLeftError(_place(failed) + message)
     regions = list(_regions(reports))
     ended = [region for region in regions if region["completed"]]
     if not ended or (failed is not None and len(ended) < len(regions)):
@@ -293,25 +293,24 @@ def _regions(reports: list[pytest.TestReport]) -> Iterator[dict[str, Any]]:
         yield from payload.get("regions", ())
 
 
-_MOST_FRAMES = 4
-
-
 def _users_frames(raised: TracebackType | None, left_out: Collection[str]) -> str:
-    """Return the innermost frames of the user's files in a traceback, the innermost first.
+    """Return in parentheses which lines of the user's files an error passed; maybe empty."""
+    from pytest_cka_memory.repair import lines_passed
 
-    Args:
-        raised: the traceback of an error.
-        left_out: files that are not the user's.
-    """
-    from pytest_cka_memory.repair import is_users
+    frames = traceback.extract_tb(raised)
+    places = ((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
+    passed = lines_passed(places, left_out)
+    return f" (at {passed})" if passed else ""
 
-    shown = []
-    for frame in reversed(traceback.extract_tb(raised)):
-        if is_users(frame.filename) and frame.filename not in left_out:
-            within = f" in {frame.name}" if frame.name.isidentifier() else ""
-            shown.append(f"{Path(frame.filename).name}:{frame.lineno}{within}")
-    more = ["..."] if len(shown) > _MOST_FRAMES else []
-    return f" (at {', from '.join([*shown[:_MOST_FRAMES], *more])})" if shown else ""
+
+def _place(report: pytest.TestReport) -> str:
+    """Return the lines of the user's files that a failure passed, with a colon."""
+    from pytest_cka_memory.repair import lines_passed
+
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
+    found = [place for entry in entries if (place := getattr(entry, "reprfileloc", None))]
+    passed = lines_passed((str(Path(each.path).absolute()), each.lineno, "") for each in found)
+    return f"{passed}: " if passed else ""
 
 
 def _message(report: pytest.TestReport) -> str:

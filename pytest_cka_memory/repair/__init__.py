@@ -42,6 +42,26 @@ def is_users(file: str) -> bool:
     return not is_foreign(file) and not is_installed(file) and os.path.isfile(file)
 
 
+_MOST_LINES = 4
+
+
+def lines_passed(places: Iterable[tuple[str, int, str]], left_out: Collection[str] = ()) -> str:
+    """Return which lines of the user's files an error passed, the innermost first.
+
+    Args:
+        places: file, line and function of each frame, the outermost first; an empty name if the
+            function is not known.
+        left_out: files that are not the user's.
+    """
+    own = [
+        f"{os.path.basename(file)}:{line}{f' in {name}' if name.isidentifier() else ''}"
+        for file, line, name in places
+        if is_users(file) and file not in left_out
+    ]
+    more = ["..."] if len(own) > _MOST_LINES else []
+    return ", from ".join([*own[: -_MOST_LINES - 1 : -1], *more])
+
+
 def calling_site(made: object = None) -> Site | None:
     """Return the innermost expression of the user's files that led here; None if there is none.
 

@@ -1,22 +1,22 @@
 """Try changes, alone and in combinations, and find the cheapest that fit a budget."""
 
 import math
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
 
 from pytest_cka_memory.repair.changes import checkpointing, deletions, offered
 from pytest_cka_memory.repair.observation import Observed, observing
-from pytest_cka_memory.repair.smaller import Sizes, without_random_values
+from pytest_cka_memory.repair.report import LEAST_SHARE, Repairs
+from pytest_cka_memory.repair.smaller import without_random_values
 from pytest_cka_memory.repair.trials import (
+    OUT_OF_MEMORY,
     Change,
     Figures,
-    Refusal,
     Runner,
     Trial,
     flops_of,
@@ -26,90 +26,9 @@ from pytest_cka_memory.repair.trials import (
     tried,
 )
 
-LEAST_SHARE = 0.005
-"""A change that saves less than this share of the peak adds nothing to a combination."""
-
-
-@dataclass
-class Repairs:
-    """What was tried, and what it needed."""
-
-    as_it_is: Trial
-    trials: list[Trial] = field(default_factory=list)
-    """Every change that ran, and every combination."""
-    refusals: list[Refusal] = field(default_factory=list)
-    budget_bytes: int | None = None
-    sizes: Sizes = field(default_factory=Sizes)
-    """How large the inputs of the step are."""
-    is_complete: bool = False
-    """False if it was interrupted, or ended for lack of time."""
-    was_interrupted: bool = False
-    also: Collection[str] = ()
-    """Names of further trials to say how to write."""
-
-    def saved_bytes(self, trial: Trial) -> int:
-        """Return by how much the peak is lower than that of the step as it is; 0 if not known."""
-        if self.as_it_is.figures is None or trial.figures is None:
-            return 0
-        return self.as_it_is.peak_bytes - trial.peak_bytes
-
-    @property
-    def ran(self) -> list[Trial]:
-        """The trials that ended, lowest peak first."""
-        done = [trial for trial in self.trials if trial.figures is not None]
-        return sorted(done, key=lambda trial: (trial.peak_bytes, len(trial.changes)))
-
-    @property
-    def lowest(self) -> Trial | None:
-        """The lowest peak, with any change; None if nothing lowers it."""
-        return self._lowest_of(trial for trial in self.ran if not self.has_idle_part(trial))
-
-    @property
-    def lowest_exact(self) -> Trial | None:
-        """The lowest peak whose numbers are the same but for the last digits; None if none."""
-        exact = (trial for trial in self.ran if keeps_numbers(trial))
-        return self._lowest_of(trial for trial in exact if not self.has_idle_part(trial))
-
-    @property
-    def fitting(self) -> list[Trial]:
-        """The trials that fit the budget, cheapest first."""
-        if self.budget_bytes is None:
-            return []
-        return sorted((t for t in self.ran if t.peak_bytes <= self.budget_bytes), key=self.cost)
-
-    def has_idle_part(self, trial: Trial) -> bool:
-        """Whether fewer of the same changes do nearly as well."""
-        return any(
-            set(other.changes) < set(trial.changes)
-            and other.peak_bytes <= trial.peak_bytes * (1 + LEAST_SHARE)
-            for other in self.ran
-        )
-
-    def _lowest_of(self, trials: Iterable[Trial]) -> Trial | None:
-        """Return the lowest peak, or the cheapest of those that are hardly higher."""
-        known = self.as_it_is.figures is None
-        saving = [trial for trial in trials if known or self.saved_bytes(trial) > 0]
-        return self.cheapest_of_lowest(saving) if saving else None
-
-    def cheapest_of_lowest(self, trials: Sequence[Trial]) -> Trial:
-        """Return the cheapest trial whose peak is the lowest or hardly higher."""
-        highest = min(trial.peak_bytes for trial in trials) * (1 + LEAST_SHARE)
-        return min((t for t in trials if t.peak_bytes <= highest), key=self.cost)
-
-    def cost(self, trial: Trial) -> tuple[int, ...]:
-        """Return what to compare trials by: the work that they add, then what numbers change."""
-        flops = max(0, (trial.flops or 0) - (self.as_it_is.flops or 0))
-        if trial.flops is None and any(change.recomputes for change in trial.changes):
-            flops = sys.maxsize  # not counted for lack of time
-        rounds_updates = any(change.rounds_updates for change in trial.changes)
-        numbers = int(bool(trial.numbers)) if keeps_numbers(trial) else 2 + rounds_updates
-        # The counter does not see all operations: what computes nothing again comes first.
-        again = int(any(change.recomputes for change in trial.changes))
-        work = (trial.cards, flops, trial.host_bytes, numbers, again, len(trial.changes))
-        return (*work, trial.lines, trial.peak_bytes)
-
-
 _MOST_COMBINED = 3
+_MOST_ABOVE = 1.25
+"""Fewer checkpoints than all need less only by what one module computes again."""
 _LEAST_COUNTED = 2
 """So many operations are counted even if there is no time left."""
 
@@ -127,6 +46,8 @@ class Search:
         cards: how many are emulated.
         goes_on: whether changes are tried if the step runs out of memory as it is. Then only that
             is known of it which it did before.
+        also: names of trials to say how to write, too. Combinations of changes that were tried
+            alone are tried if they were not.
     """
 
     def __init__(
@@ -140,6 +61,7 @@ class Search:
         has_values: bool = True,
         cards: int = 1,
         goes_on: bool = True,
+        also: Collection[str] = (),
     ) -> None:
         self._given = run
         self._run = run if has_values else self._quick
@@ -153,10 +75,12 @@ class Search:
         self._limit_s = math.inf
         self._number = 0
         self._runs_counted = 0
+        self._counted: dict[frozenset[str], int | None] = {}
+        """Names of changes that compute something again -> the operations of a run under them."""
         self._again: dict[tuple[int, type], Counter[int] | None] = {}
         """Root and class -> number of a module -> what its checkpoint computes again, if known."""
         self._was_late = False
-        self.repairs = Repairs(Trial((), None, "not run"), budget_bytes=budget_bytes)
+        self.repairs = Repairs(Trial((), None, "not run"), budget_bytes=budget_bytes, also=also)
 
     def search(self) -> Repairs:
         """Return what was found, also if Ctrl-C has ended the search."""
@@ -179,7 +103,7 @@ class Search:
         if len(set(observed.sizes)) == 1:
             self.repairs.sizes = observed.sizes[0]
         as_it_is = self._try(())
-        if as_it_is.error and as_it_is.error != "out of memory" and self._run != self._given:
+        if as_it_is.error and as_it_is.error != OUT_OF_MEMORY and self._run != self._given:
             self._run = self._given  # it reads values on the host
             del self._known[frozenset()]
             as_it_is = self._try(())
@@ -193,16 +117,28 @@ class Search:
                 return
             self._try((change,))
         changes = self._without_idle_deletions(changes)
+        best = self._narrowed(changes)
         changes += self._variants(changes)
+        self._try_named(changes)
         self._fewest_checkpoints(changes)
-        self._combine(changes)
-        self._count_flops()
+        self._combine(changes, best)
+
+    def _try_named(self, changes: Sequence[Change]) -> None:
+        """Try the combinations that the user has named, in whichever order."""
+        known = {change.name: change for change in changes}
+        also = []
+        for name in self.repairs.also:
+            parts = name.split(" + ")
+            is_known = known.keys() >= set(parts)
+            also.append(self._try([known[part] for part in parts]).name if is_known else name)
+        self.repairs.also = also
 
     def _without_idle_deletions(self, changes: Sequence[Change]) -> list[Change]:
         """Leave out the variables whose deletion adds nothing to that of the others."""
+        under = self._runs_under()
 
         def peak_of(change: Change) -> int | None:
-            trial = self._try((change,))
+            trial = self._try((*under, change))
             return None if trial.figures is None else trial.peak_bytes
 
         kept: dict[str, Change] = {}
@@ -270,66 +206,129 @@ class Search:
         budget = self.repairs.budget_bytes
         return budget is not None and trial.figures is not None and trial.peak_bytes <= budget
 
-    def _lowers(self, trial: Trial) -> bool:
-        if trial.figures is None:
-            return False
-        if self.repairs.as_it_is.figures is None:
-            return True
-        return self.repairs.saved_bytes(trial) > 0
-
     def _fewest_checkpoints(self, changes: Sequence[Change], beside: Sequence[Change] = ()) -> None:
         """Look for the fewest modules whose checkpoints fit the budget, beside other changes."""
-        if self.repairs.budget_bytes is None or self._fits(self.repairs.as_it_is):
+        budget = self.repairs.budget_bytes
+        if budget is None or self._fits(self.repairs.as_it_is):
             return
         for change in changes:
             selection = change.part
             if isinstance(selection, checkpointing.Selection) and selection.numbers is None:
-                fits = partial(self._fits_with, (*beside,), change.numbers)
-                checkpointing.fewest(selection, fits, lambda: self._is_late)
+                every = self._try((*beside, change))
+                if every.figures and every.peak_bytes <= budget * _MOST_ABOVE:
+                    fits = partial(self._fits_with, (*beside,), change.numbers)
+                    checkpointing.fewest(selection, fits, lambda: self._is_late)
 
     def _fits_with(
         self, beside: tuple[Change, ...], numbers: str, chosen: checkpointing.Selection
     ) -> bool:
         return self._fits(self._try((*beside, checkpointing.change_for(chosen, numbers))))
 
-    def _combine(self, changes: Sequence[Change]) -> None:
-        """Add change after change to the best so far: first those that keep the numbers."""
+    def _combine(self, changes: Sequence[Change], best: Sequence[Trial]) -> None:
+        """Combine what saves something alone; then, if there is time, also what does not.
+
+        Args:
+            changes: that were tried alone.
+            best: combinations that were found so far, to add more to.
+        """
         useful = [change for change in changes if self._is_useful(change)]
-        exact = [change for change in useful if keeps_numbers(Trial((change,), None))]
-        for offers in (exact, useful):
-            self._grow(self._best_of_groups(offers))
+        saving = [change for change in useful if self.repairs.lowers_much(self._try((change,)))]
+        best = [*best, *self._narrowed(changes, keeps=False)]
+        if self.repairs.as_it_is.figures is None:
+            # Nothing is known of what runs out of memory alone, but where it is not alone.
+            best = [
+                self._grown(trial, _exact(useful) if keeps_numbers(trial) else useful)
+                for trial in best
+            ]
+        for offers in (_exact(saving), saving):
+            trials = [self._try((change,)) for change in self._best_of_groups(offers)]
+            if trials:
+                first = self.repairs.cheapest_of_lowest(trials)
+                best.append(self._grown(first, [trial.changes[0] for trial in trials]))
         if self.repairs.budget_bytes is not None:
-            self._combine_cheaply(useful)
+            self._combine_cheaply(saving)
+        self._count_flops()
+        # What saves nothing alone may do so where the peak is now. Most do not.
+        idle = self._best_of_groups([change for change in useful if change not in saving])
+        best = sorted(best, key=lambda trial: trial.peak_bytes)
+        exact = [trial for trial in best if keeps_numbers(trial)]
+        for trials, offers in ((exact, _exact(idle)), (best, idle)):
+            if trials:
+                self._lowest_with_one_more(trials[0], offers)
+        if self.repairs.budget_bytes is not None:
+            ran = [change for change in idle if self._try((change,)).figures is not None]
+            self._combine_cheaply([*saving, *ran])
+        self._count_flops()
+
+    def _narrowed(self, changes: Sequence[Change], *, keeps: bool = True) -> list[Trial]:
+        """Try the best change of each group together, then fewer that are as good or still fit.
+
+        Also without those that copy to the host, which are slow, and these first. `keeps` says
+        whether only changes that keep the numbers take part.
+        """
+        saving = [change for change in changes if self.repairs.lowers_much(self._try((change,)))]
+        best = self._best_of_groups(_exact(saving) if keeps else saving)
+        best = [change for change in best if change.cards == 1]
+        here = [change for change in best if not self._try((change,)).host_bytes]
+        found = (self._narrow(offers) for offers in (here, best) if offers)
+        return [trial for trial in found if trial is not None]
+
+    def _narrow(self, changes: Sequence[Change]) -> Trial | None:
+        """Return the cheapest of the combinations with fewer changes that are nearly as low.
+
+        If there is a budget, go on to those that fit it, to have tried them. None if the
+        combination of all changes does not run.
+        """
+        every = None if self._is_late else self._try(changes)
+        if every is None or every.figures is None:
+            return None
+        lowest = self._without_parts(every, round(every.peak_bytes * (1 + LEAST_SHARE)))
+        if self._fits(lowest):
+            self._without_parts(lowest, self.repairs.budget_bytes or 0)
+        return lowest
+
+    def _without_parts(self, trial: Trial, highest_bytes: int) -> Trial:
+        """Leave out change after change, so that the cheapest remains, below a peak."""
+        while len(trial.changes) > 1:
+            fewer = [
+                self._try([change for change in trial.changes if change is not left])
+                for left in trial.changes
+                if not self._is_late
+            ]
+            low = [each for each in fewer if each.figures and each.peak_bytes <= highest_bytes]
+            if not low:
+                break
+            trial = min(low, key=self.repairs.cost)
+        return trial
 
     def _best_of_groups(self, changes: Sequence[Change]) -> list[Change]:
+        """Return the cheapest of the lowest of each group; all of it if none runs alone."""
         groups: dict[str, list[Trial]] = {}
         for change in changes:
             groups.setdefault(change.group, []).append(self._try((change,)))
-        best = (self.repairs.cheapest_of_lowest(trials) for trials in groups.values())
+        best: list[Trial] = []
+        for trials in groups.values():
+            ran = [trial for trial in trials if trial.figures is not None]
+            best += [self.repairs.cheapest_of_lowest(ran)] if ran else trials
         return [change for trial in best for change in trial.changes]
 
     def _is_useful(self, change: Change) -> bool:
         """Whether a change alone lowers the peak, or cannot be judged alone."""
         trial = self._try((change,))
+        if self.repairs.as_it_is.figures is None:
+            return trial.figures is not None or trial.error == OUT_OF_MEMORY
         if trial.figures is None:
             return False
-        if self.repairs.as_it_is.figures is None:
-            return True
         return self.repairs.saved_bytes(trial) > -self.repairs.as_it_is.peak_bytes * 0.05
 
-    def _grow(self, offers: Sequence[Change]) -> None:
-        ran = [self._try((change,)) for change in offers]
-        if not ran:
-            return
-        best = self.repairs.cheapest_of_lowest(ran)
-        saving = [change for change in offers if self._saves(self._try((change,)))]
+    def _grown(self, best: Trial, offers: Sequence[Change]) -> Trial:
+        """Add change after change to the best so far; return the lowest."""
         for _ in range(_MOST_COMBINED - 1):
-            lower = self._lowest_with_one_more(best, saving)
+            lower = self._lowest_with_one_more(best, self._best_of_groups(offers))
             if lower is None:
                 break
             best = lower
-        # What saves nothing alone may do so where the peak is now.
-        self._lowest_with_one_more(best, [change for change in offers if change not in saving])
+        return best
 
     def _lowest_with_one_more(self, best: Trial, offers: Sequence[Change]) -> Trial | None:
         """Return the lowest of `best` with one change more; None if that is not much lower."""
@@ -343,63 +342,77 @@ class Search:
         better = [t for t in grown if t.figures is not None and t.peak_bytes < limit]
         return min(better, key=lambda trial: trial.peak_bytes, default=None)
 
-    def _saves(self, trial: Trial) -> bool:
-        base = self.repairs.as_it_is
-        if base.figures is None:
-            return True
-        return self.repairs.saved_bytes(trial) > LEAST_SHARE * base.peak_bytes
-
-    def _combine_cheaply(self, useful: Sequence[Change]) -> None:
+    def _combine_cheaply(self, offers: Sequence[Change]) -> None:
         """Look for a combination that fits and computes less again than those that do so far."""
-        free = [change for change in useful if not change.recomputes and change.group != "host"]
+        free = [change for change in offers if not self._works_again(change)]
         for count in (2, 3):
             for some in combinations(free, count):
                 if self._is_late:
                     return
                 if len({change.group for change in some}) == count and not any(
-                    set(trial.changes) <= set(some) for trial in self.repairs.fitting
+                    self._fits(trial) and set(trial.changes) <= set(some)
+                    for trial in self.repairs.trials
                 ):
                     self._try(some)
-        checkpoints = [change for change in useful if change.group == checkpointing.GROUP]
+        checkpoints = [change for change in offers if change.group == checkpointing.GROUP]
         best_free = [trial for trial in self.repairs.ran if set(trial.changes) <= set(free)]
         if best_free and checkpoints and not self._is_late:
             self._fewest_checkpoints(checkpoints, best_free[0].changes)
 
+    def _works_again(self, change: Change) -> bool:
+        """Whether a change computes something again, or copies to the host and back."""
+        return change.recomputes or self._try((change,)).host_bytes > 0
+
+    def _runs_under(self) -> tuple[Change, ...]:
+        """Return what makes a step run that does not as it is, and computes nothing again."""
+        if self.repairs.as_it_is.figures is not None:
+            return ()
+        same = (t for t in self.repairs.ran if keeps_numbers(t) and not t.recomputes)
+        return next((trial.changes for trial in same), ())
+
     def _count_flops(self) -> None:
         """Count what the trials that are shown compute, to say what they compute again."""
         repairs = self.repairs
-        repairs.as_it_is = replace(repairs.as_it_is, flops=flops_of((), self._run))
+        # Lowest peaks first, singles before combinations: the others are left out for lack of time.
+        shown = [trial for trial in repairs.ran if repairs.lowers(trial)]
+        shown.sort(key=lambda trial: (len(trial.changes) > 1, trial.peak_bytes))
+        repairs.as_it_is = replace(repairs.as_it_is, flops=self._flops_under([]))
         if repairs.as_it_is.flops is None:
             return
-        recomputing = [
-            trial
-            for trial in repairs.ran
-            if any(change.recomputes for change in trial.changes) and self._lowers(trial)
-        ]
-        # Lowest peaks first, singles before combinations: the others are left out for lack of time.
-        recomputing.sort(key=lambda trial: (len(trial.changes) > 1, trial.peak_bytes))
-        counted: dict[frozenset[str], int | None] = {}
-        for trial in recomputing:
-            some = [change for change in trial.changes if change.recomputes]
-            again = frozenset(change.name for change in some)
-            if again not in counted:
-                flops = self._flops_of_checkpoints(some)
-                if flops is None and self._may_count():
-                    flops = self._counted(", ".join(sorted(again)), some)
-                counted[again] = flops
-            self._replace(trial, counted[again])
+        for trial in shown:
+            again = [change for change in trial.changes if change.recomputes]
+            if again:
+                self._replace(trial, self._flops_under(again))
         for trial in list(repairs.trials):
-            if not any(change.recomputes for change in trial.changes):
+            if not trial.recomputes:
                 self._replace(trial, repairs.as_it_is.flops)
 
     def _may_count(self) -> bool:
         return self._runs_counted < _LEAST_COUNTED or not self._is_late
 
-    def _counted(self, name: str, changes: Sequence[Change], **options: Any) -> int | None:
+    def _flops_under(self, changes: Sequence[Change]) -> int | None:
+        """Return the operations of a run under changes that compute something again, once counted.
+
+        None if there is no time to count them, or the run fails.
+        """
+        key = frozenset(change.name for change in changes)
+        if key not in self._counted:
+            flops = self._flops_of_checkpoints(changes) if changes else None
+            if flops is None:
+                if changes and not self._may_count():
+                    return None
+                flops = self._count(", ".join(sorted(key)), changes)
+            self._counted[key] = flops
+        return self._counted[key]
+
+    def _count(self, name: str, changes: Sequence[Change], **options: Any) -> int | None:
         """Count the operations of a run, whose peak is not used: counting needs memory, too."""
-        self._progress(f"floating-point operations of: {name}")
-        self._runs_counted += 1
-        return flops_of(changes, self._run, **options)
+        if name:
+            self._progress(f"floating-point operations of: {name}")
+            self._runs_counted += 1
+        groups = {change.group for change in changes}
+        under = [change for change in self._runs_under() if change.group not in groups]
+        return flops_of([*under, *changes], self._run, **options)
 
     def _flops_of_checkpoints(self, changes: Sequence[Change]) -> int | None:
         """Return the operations of a run with checkpoints of some modules; None if not known.
@@ -419,7 +432,7 @@ class Search:
             again: Counter[int] = Counter()
             name = f"checkpoint every {selection.kind.__name__}"
             counting = partial(checkpointing.counting, selection, again)
-            total = self._counted(name, (), beside=counting)
+            total = self._count(name, (), beside=counting)
             self._again[key] = again if total == base + again.total() else None
         known = self._again[key]
         if known is None:
@@ -430,3 +443,8 @@ class Search:
     def _replace(self, trial: Trial, flops: int | None) -> None:
         trials = self.repairs.trials
         trials[trials.index(trial)] = replace(trial, flops=flops)
+
+
+def _exact(changes: Sequence[Change]) -> list[Change]:
+    """Return the changes that keep the numbers, but perhaps for their last digits."""
+    return [change for change in changes if keeps_numbers(Trial((change,), None))]

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -25,8 +26,10 @@ from torch.utils.flop_counter import flop_registry
 
 from pytest_cka_memory.meters.patching import Patch
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
-from pytest_cka_memory.repair import Edit, lines_to_change
+from pytest_cka_memory.repair import Edit, lines_passed, lines_to_change
 
+OUT_OF_MEMORY = "out of memory"
+"""The error of a trial for which the device is too small."""
 EXACT = ""
 """The numbers stay the same, bit for bit."""
 LAST_DIGITS = "last digits differ"
@@ -106,7 +109,11 @@ class Trial:
     figures: Figures | None
     """None if the run ended with an error."""
     error: str = ""
+    """A short text if the run ended with an error."""
+    place: str = ""
+    """Where that was, if it ran out of memory, and what it asked for; empty if not known."""
     host_bytes: int = 0
+    """What is copied to the host in the run, and back for backward."""
     flops: int | None = None
     """Floating-point operations of the run; None if they were not counted."""
 
@@ -139,6 +146,11 @@ class Trial:
         return max((change.cards for change in self.changes), default=1)
 
     @property
+    def recomputes(self) -> bool:
+        """Whether one of the changes computes something again."""
+        return any(change.recomputes for change in self.changes)
+
+    @property
     def lines(self) -> int:
         """How many lines are to be changed, as far as they are known."""
         return lines_to_change(edit for change in self.changes for edit in change.edits or ())
@@ -148,6 +160,11 @@ class Trial:
         """The peak of a run that ended."""
         assert self.figures is not None
         return self.figures.peak_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The highest reserve; 0 if the run did not end or the device has none."""
+        return 0 if self.figures is None else self.figures.reserved_bytes or 0
 
 
 def keeps_numbers(trial: Trial) -> bool:
@@ -201,9 +218,16 @@ def tried(
         named = getattr(error, "names_error", False)
         text = (str(error) if named else f"{type(error).__name__}: {error}").partition("\n")[0]
         if is_out_of_memory(error):
-            text = "out of memory"
+            return Trial(tuple(changes), None, OUT_OF_MEMORY, _place_of(error))
         return Trial(tuple(changes), None, text)
     return Trial(tuple(changes), figures, host_bytes=copied.bytes)
+
+
+def _place_of(error: Exception) -> str:
+    """Return the lines of the user's files that an error passed, and its own first line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    passed = lines_passed((frame.filename, frame.lineno or 0, "") for frame in frames)
+    return f"{passed and f'{passed}: '}{error}".partition("\n")[0]
 
 
 @functools.cache

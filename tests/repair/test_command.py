@@ -81,8 +81,7 @@ def test_budget_that_nothing_meets(folder: Path, capfd: pytest.CaptureFixture[st
 
 def test_search_without_time_does_not_say_that_nothing_fits() -> None:
     """Without the time to try everything, the report only says that nothing has fitted so far."""
-    from pytest_cka_memory.repair.report import as_text
-    from pytest_cka_memory.repair.search import Repairs
+    from pytest_cka_memory.repair.report import Repairs, as_text
     from pytest_cka_memory.repair.trials import Figures, Trial
 
     found = Repairs(Trial((), Figures(3 * 2**20, None)), budget_bytes=2**20)
@@ -98,8 +97,7 @@ def test_what_fits_depends_on_the_reserve_if_that_is_larger(
     reserved_mb: int, is_conditional: bool
 ) -> None:
     """A trial with more memory may keep free blocks that the budget has no room for."""
-    from pytest_cka_memory.repair.report import as_text
-    from pytest_cka_memory.repair.search import Repairs
+    from pytest_cka_memory.repair.report import Repairs, as_text
     from pytest_cka_memory.repair.trials import Change, Figures, Trial
 
     found = Repairs(Trial((), Figures(9 * 2**20, 9 * 2**20)), budget_bytes=2**21)
@@ -113,8 +111,7 @@ def test_what_fits_depends_on_the_reserve_if_that_is_larger(
 
 def test_what_reserves_too_much_is_beside_what_fits_in_any_case() -> None:
     """The cheapest change may not fit the card itself: then another one is written out, too."""
-    from pytest_cka_memory.repair.report import as_text, recommended
-    from pytest_cka_memory.repair.search import Repairs
+    from pytest_cka_memory.repair.report import Repairs, as_text, recommended
     from pytest_cka_memory.repair.trials import Change, Figures, Trial
 
     found = Repairs(Trial((), Figures(9 * 2**20, 9 * 2**20)), budget_bytes=4 * 2**20)
@@ -133,8 +130,7 @@ def test_what_reserves_too_much_is_beside_what_fits_in_any_case() -> None:
 @pytest.mark.parametrize("budget", [None, 2**20, 9 * 2**20], ids=["none", "small", "fits"])
 def test_rows_that_are_asked_for_are_written_out_too(budget: int | None) -> None:
     """``--also`` names a row of the table; a name that is none is mentioned."""
-    from pytest_cka_memory.repair.report import as_text, recommended
-    from pytest_cka_memory.repair.search import Repairs
+    from pytest_cka_memory.repair.report import Repairs, as_text, recommended
     from pytest_cka_memory.repair.trials import Change, Figures, Trial
 
     found = Repairs(Trial((), Figures(9 * 2**20, None)), budget_bytes=budget)

@@ -1,10 +1,11 @@
 """Which of the changes that fit a budget is recommended."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_cka_memory.repair.search import Repairs
+from pytest_cka_memory.repair.report import Repairs, as_text, best
 from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Figures, Trial
 
 
@@ -30,6 +31,7 @@ def trial(
     return Trial((change,), Figures(peak, None), flops=flops, **more)
 
 
+FEW_COPIES = trial("few on the host", 60, host_bytes=1)
 EXACT = trial("del logits", 75)
 ROUNDED = trial("cross-entropy in parts", 70, numbers=LAST_DIGITS, recomputes=True)
 AUTOCAST = trial("bfloat16 autocast", 40, numbers="changes the results: bfloat16")
@@ -47,12 +49,47 @@ TOO_LARGE = trial("too large", 81)
 def test_what_computes_nothing_again_and_keeps_the_numbers_comes_first(order: int) -> None:
     """Of changes without counted operations or copies the exact ones are first, then what rounds
     differently, then what changes the results, and last what rounds each update of the weights;
-    the peak decides after that.
+    the peak decides after that. A byte on the host costs as much as many operations, and what was
+    not counted as much as the whole step.
     """
-    wanted = [EXACT, CHEAP_CHECKPOINT, ROUNDED, AUTOCAST, WEIGHTS, ON_HOST, CHECKPOINT, UNCOUNTED]
+    wanted = [EXACT, CHEAP_CHECKPOINT, ROUNDED, AUTOCAST, WEIGHTS, CHECKPOINT, UNCOUNTED, ON_HOST]
     base = Trial((), Figures(100, None), flops=100)
     repairs = Repairs(base, [*wanted, TOO_LARGE][::order], budget_bytes=80)
     assert [each.name for each in repairs.fitting] == [each.name for each in wanted]
+
+
+@pytest.mark.parametrize(
+    ("flops", "cheapest"), [(1_000_000, "few on the host"), (110, "checkpoint")]
+)
+def test_copies_to_the_host_cost_time(flops: int, cheapest: str) -> None:
+    """To copy a byte and back takes as long as 19,500 operations: what takes less is cheaper."""
+    again = trial("checkpoint", 50, flops=100 + flops, recomputes=True)
+    repairs = Repairs(Trial((), Figures(100, None), flops=100), [FEW_COPIES, again])
+    assert repairs.added_flops(FEW_COPIES) == 19_500
+    assert min(repairs.trials, key=repairs.cost).name == cheapest
+
+
+def test_what_fits_without_copies_is_beside_what_copies() -> None:
+    """A cheap change that copies little is the first; then comes one that copies nothing."""
+    again = trial("checkpoint", 50, flops=10**6, recomputes=True)
+    base = Trial((), Figures(100, None), flops=100)
+    repairs = Repairs(base, [FEW_COPIES, again, TOO_LARGE], budget_bytes=80)
+    assert [each.name for each in best(repairs)] == ["few on the host", "checkpoint"]
+
+
+def test_what_fits_has_a_row_and_no_part_that_hardly_matters() -> None:
+    """A part that lowers nothing but a few copies is left out."""
+    host, block = trial("on the host", 60, host_bytes=10), trial("checkpoint", 90, recomputes=True)
+    both = Trial((*host.changes, *block.changes), Figures(60, None), host_bytes=9, flops=100)
+    repairs = Repairs(
+        Trial((), Figures(100, None), flops=100), [host, block, both], budget_bytes=80
+    )
+    assert [each.name for each in repairs.fitting] == ["on the host"]
+    both = replace(both, host_bytes=1)
+    repairs.trials[-1] = both
+    assert [each.name for each in repairs.fitting] == [both.name, "on the host"]
+    rows = as_text(repairs, device="cpu").partition("Sizes are in MB")[0]
+    assert f"\n{both.name}  " in rows
 
 
 @pytest.mark.parametrize(("weights", "lowest"), [(39.9, AUTOCAST), (39, WEIGHTS)])

@@ -6,10 +6,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from pytest_cka_memory.repair import trials
+from pytest_cka_memory.plugin.repair_session import _place
+from pytest_cka_memory.repair import lines_passed, trials
 from pytest_cka_memory.repair.trials import Change, Copied, Figures, Trial, flops_of, tried
 
 
@@ -76,3 +81,18 @@ def test_what_a_step_prints_in_a_trial_is_dropped(capsys: pytest.CaptureFixture[
     assert tried([], run, lambda error: False, limit_s=math.inf).peak_bytes == 1
     print("after")
     assert capsys.readouterr() == ("after\n", "")
+
+
+def test_place_where_memory_was_full_is_in_the_files_of_the_user(tmp_path: Path) -> None:
+    """The innermost line is first; what pytest reports of a script is read in the same way."""
+    script = tmp_path / "train.py"
+    script.write_text("", encoding="utf-8")
+    passed = [(str(script), 90), (torch.__file__, 1), (str(script), 30), (math.__name__, 2)]
+    assert lines_passed(passed) == "train.py:30, from train.py:90: "
+    places = [SimpleNamespace(path=path, lineno=line) for path, line in passed]
+    entries = [*(SimpleNamespace(reprfileloc=place) for place in places), SimpleNamespace()]
+    traceback = SimpleNamespace(reprentries=entries)
+    report: Any = SimpleNamespace(longrepr=SimpleNamespace(reprtraceback=traceback))
+    assert _place(report) == lines_passed(passed)
+    report.longrepr = "a text"
+    assert _place(report) == ""

@@ -138,6 +138,15 @@ def _trying(kind: type[torch.nn.Module], copied: Copied) -> Iterator[None]:
                 module.inplace = False
 
 
+FLOPS_PER_HOST_BYTE = 2 * 9_750
+"""What a card computes while a byte is copied to the host and back.
+
+312 TFLOP/s (bfloat16, dense) over 32 GB/s (16 lanes of PCIe 4.0, each way), both of NVIDIA's data
+sheet of the A100. By those of the RTX 4090 it is half as much, of the H100 SXM half as much again.
+Programs reach about half of the former rate, and of the latter without pinned memory even less.
+"""
+
+
 def offers_on_host(observed: Observed) -> Iterator[Change | Refusal]:
     """Yield ``save_on_cpu`` around the models that are trained, unless they are on the host."""
     roots = [root for root in observed.roots if root.has_gradients]
