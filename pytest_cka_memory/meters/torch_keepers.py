@@ -411,3 +411,17 @@ def _pack(saved: torch.Tensor) -> int:
 def _words_of(saved: Any) -> list[int]:
     start = _tried_word(id(saved) + 2 * _WORD)
     return [_tried_word(start + number * _WORD) for number in range(_MOST_WORDS)]
+
+
+def saves_for_backward() -> bool:
+    """Return whether a hook that saves tensors for a backward pass called the caller.
+
+    Such hooks are those of ``torch.autograd.graph.save_on_cpu`` and ``saved_tensors_hooks``.
+    """
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = None if top is None else top(True)
+    code = getattr(hooks[0], "__code__", None) if hooks else None
+    frame = sys._getframe(1) if code is not None else None
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None

@@ -96,6 +96,7 @@ from pytest_cka_memory import MemoryProbe
 probe = MemoryProbe("emulate:cuda:a100,values=off")
 gate = torch.nn.Linear(32, 4, device="cuda")
 expert = torch.nn.Linear(32, 32, device="cuda")
+words = torch.nn.Embedding(100, 32, device="cuda")
 
 def capacity(batch):
     tokens = torch.zeros(batch, 32, device="cuda")
@@ -109,12 +110,17 @@ def routed(batch):
     which = gate(tokens).argmax(-1)
     return expert(tokens[which == 0])
 
+def saved(batch):
+    with torch.autograd.graph.save_on_cpu():
+        loss = words(torch.zeros(batch, 8, device="cuda", dtype=torch.long)).sum()
+    loss.backward()
+
 def counted(batch):
     which = torch.zeros(batch, device="cuda").long()
     return torch.zeros(sum(which.tolist()) + batch, device="cuda")
 
 found = {}
-for step in (capacity, routed, counted):
+for step in (capacity, routed, saved, counted):
     law = probe.law(step, batch=(64, 128, 256))
     found[step.__name__] = [law.at(batch=128).doubts, str(law).splitlines()[-1]]
 print(json.dumps(found))
@@ -131,8 +137,9 @@ def test_sizes_that_depend_on_values_are_named(python, tmp_path: Path) -> None:
     found = json.loads(run.stdout)
     assert found["capacity"][0] == []
     said = "sizes depend on values that were not computed ("
-    masked = f"{said}index at experts.py:19 in routed); measure the law with values"
+    masked = f"{said}index at experts.py:20 in routed); measure the law with values"
     assert found["routed"] == [[masked], f"note: {masked}"]
+    assert found["saved"][0] == [], "what is saved on the host comes back as it was"
     (doubt,) = found["counted"][0]
     assert doubt.startswith(said)
-    assert "experts.py:23 in counted" in doubt
+    assert "experts.py:29 in counted" in doubt

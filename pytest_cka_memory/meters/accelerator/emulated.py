@@ -17,6 +17,7 @@ from emulated_cuda import activation
 from emulated_cuda.loading.loaded import Loaded, loaded
 from pytest_cka_memory.meters import EMULATED
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.torch_keepers import saves_for_backward
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _NO_GPU = (
@@ -93,7 +94,8 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         result = func(*args, **(kwargs or {}))
-        if _depends_on_values(name, args, result):
+        # What is saved for backward comes back as it was.
+        if _depends_on_values(name, args, result) and not saves_for_backward():
             self.found.setdefault(f"{name} at {_line()}")
         return result
 
