@@ -42,12 +42,16 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
+def state_of(process: int) -> str:
+    """Return the state of a process as Linux shows it: S if it waits, X if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
+    return "X"
+
+
 def is_running(process: int) -> bool:
     """Whether a process has not ended."""
-    with contextlib.suppress(OSError):
-        state = Path(f"/proc/{process}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
-        return state not in "ZX"
-    return False
+    return state_of(process) not in "ZX"
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -77,6 +81,8 @@ def command(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     ) as process:
         try:
             assert wait_until((tmp_path / "pids").exists)
+            # A command that has just started the session does not know its process yet.
+            assert wait_until(lambda: state_of(process.pid) == "S")
             yield process
         finally:
             process.kill()
