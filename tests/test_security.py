@@ -33,10 +33,10 @@ ADMITTED = {
 """What torch writes is a pickle. It is read in a process of its own, which admits builtin types
 only and has limits; ``tests/snapshots/test_hostile_snapshots.py`` has a hundred hostile files for
 it. Gradients of two runs are compared by files that the same command has just written to a new
-folder, and are read with ``weights_only``. What was live when memory was refused, and
-what a program on an emulated card recorded, is written as torch writes snapshots. A script that the user asks to repair is run. A law of a step that the user
-names is measured by a process that runs this step anyway; the two exchange files in a new folder
-that only the user can read."""
+folder, and are read with ``weights_only``. What was live when memory was refused, and what a
+program on an emulated card recorded, is written as torch writes snapshots. A script that the user
+asks to repair is run. A law of a step that the user names is measured by a process that runs this
+step anyway; the two exchange files in a new folder that only the user can read."""
 UNPICKLING_EXCHANGES = {
     "all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list",
     "scatter_object_list", "send_object_list",
