@@ -18,12 +18,15 @@ from pytest_cka_memory.plugin.repair_session import VALUES, Task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 COMMAND = """
+import signal
 import sys
 from pytest_cka_memory.cli.main import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.executable = {python!r}
 sys.exit(main(["repair", "--device", "cpu", "train.py"]))
 """
+"""Tests that run in the background ignore SIGINT, and so would what they start."""
 SLEEPING = """
 #!/bin/sh
 trap 'touch interrupted; kill $!; exit 0' INT

@@ -87,12 +87,17 @@ def test_place_where_memory_was_full_is_in_the_files_of_the_user(tmp_path: Path)
     """The innermost line is first; what pytest reports of a script is read in the same way."""
     script = tmp_path / "train.py"
     script.write_text("", encoding="utf-8")
-    passed = [(str(script), 90), (torch.__file__, 1), (str(script), 30), (math.__name__, 2)]
-    assert lines_passed(passed) == "train.py:30, from train.py:90: "
-    places = [SimpleNamespace(path=path, lineno=line) for path, line in passed]
+    lines = [(str(script), 90), (torch.__file__, 1), (str(script), 30), (math.__name__, 2)]
+    passed = lines_passed((file, line, "") for file, line in lines)
+    assert passed == "train.py:30, from train.py:90"
+    names = lines_passed((file, line, "step") for file, line in lines)
+    assert names == "train.py:30 in step, from train.py:90 in step"
+    many = lines_passed((str(script), line, "<module>") for line in range(6))
+    assert many == "train.py:5, from train.py:4, from train.py:3, from train.py:2, from ..."
+    places = [SimpleNamespace(path=path, lineno=line) for path, line in lines]
     entries = [*(SimpleNamespace(reprfileloc=place) for place in places), SimpleNamespace()]
     traceback = SimpleNamespace(reprentries=entries)
     report: Any = SimpleNamespace(longrepr=SimpleNamespace(reprtraceback=traceback))
-    assert _place(report) == lines_passed(passed)
+    assert _place(report) == f"{passed}: "
     report.longrepr = "a text"
     assert _place(report) == ""
