@@ -9,9 +9,10 @@ What a result was measured on stands in ``results/conditions.json``, with the co
 as that commit or the one that wrote its file, whichever is newer: a result that was measured again
 can be the same. Changes of comments and docstrings do not make it older. A table is measured as a
 whole, so that a file never has rows from different machines. To measure all of them takes a day. So
-``--confirm`` measures a fixed part of a table that counts bytes or outcomes, and if all its rows
-are as they were stored, the result counts as as new as that commit, with a note of the part. Times
-cannot be confirmed, only measured again. The rows of versions are made by ``.ci/against``.
+``--confirm`` measures a fixed part of a table, and if all its rows are as they were stored, the
+result counts as as new as that commit, with a note of the part. Bytes and outcomes have to be the
+same; times are confirmed if they differ by no more than the table's factor, and a short table of
+times is measured again. The rows of versions are made by ``.ci/against``.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,12 +51,14 @@ class Table(NamedTuple):
     """What has to be installed beside the extra test."""
     part: tuple[str, ...] | None = None
     """What to add to measure a part in a few minutes; `ALL` if the whole takes no longer, None if
-    its rows are times."""
+    its rows are times that are measured again as fast."""
     chosen: str = ""
     """What to write after ``--confirm NAME --`` for a part, because a folder has to be named."""
     sums: tuple[str, ...] = ()
     """Keys of the result that a part need not have: sums over all rows, and what is not its rows'.
     """
+    within: Mapping[str, float] = {}
+    """Keys of times, and the factor by which a part may differ; other times are not compared."""
 
     def command(self, arguments: Sequence[str], file: Path) -> list[str]:
         """Return the command that measures it, with more arguments, and writes `file`."""
@@ -120,6 +123,8 @@ TABLES = {
     "explanations": Table(
         "explanation-cost-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
         "explanation_cost.py", minutes=9, needs="little else running; 3 GB of memory",
+        part=("--most", "100000"), sums=("exponent",),
+        within={"seconds": 1.5, "resident_mb": 1.1, "most_mb": 1.1},
     ),
     "cross-check": Table(
         "crosscheck-amd-epyc-torch-{torch}.json", COUNTER, "crosscheck.py", minutes=15,
@@ -160,7 +165,8 @@ TABLES = {
     ),
     "cost of resamples": Table(
         "calibration-cost-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "calibration.py",
-        ("cost",), minutes=15,
+        ("cost",), minutes=15, needs="one thread; little else running",
+        part=("--sizes", "64"), within={"cpu_time_ratio": 1.1},
     ),
     "intervals": Table(
         "confidence-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "confidence.py", minutes=3,
@@ -187,7 +193,9 @@ TABLES = {
     ),
     "libraries": Table(
         "libraries-amd-epyc-1-thread-torch-{torch}.json", ("cka", *COUNTER), "compare.py",
-        minutes=20, needs="--peers",
+        minutes=20, needs="--peers; one thread; little else running",
+        part=("--networks", "resnet18", "--batch-sizes", "64", "--libraries", "ours"),
+        within={"cpu_time_ratio": 1.1, "time_ratio": 1.1},
     ),
     "side by side": Table(
         "side-by-side-emulated-a100-torch-{torch}.json", ("cka", *DEVICE), "side_by_side.py",
@@ -452,13 +460,14 @@ def confirm(names: Sequence[str], more: Sequence[str]) -> bool:
                 continue
             part = json.loads(written.read_text("utf-8"))
         stored = json.loads(file.read_text("utf-8"))
-        lines = differences(part, stored, ignored=table.sums)
+        lines = differences(part, stored, ignored=table.sums, within=table.within)
         if lines:
             print(f"{name}: {len(lines)} differences", *lines[:9], sep="\n  ", flush=True)
             all_same = False
             continue
         known = json.loads(CONDITIONS.read_text("utf-8"))
-        of = "a part" if differences(stored, part, ignored=table.sums) else "all rows"
+        missing = differences(stored, part, ignored=table.sums, within=table.within)
+        of = "a part" if missing else "all rows"
         kept = {key: now[key] for key in ("date", "commit", "processor")}
         known[file.name]["confirmed"] = {"part": of, **kept}
         CONDITIONS.write_text(json.dumps(known, indent=1) + "\n", "utf-8")

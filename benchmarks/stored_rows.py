@@ -1,13 +1,13 @@
 """Whether the rows that were measured now are among those of a stored result.
 
 A part of a table can be measured in a minute. If all its rows are as they were stored, no change
-of the code since then has moved them. Times differ with each run and are left out, and machines add
-numbers of single precision in other orders.
+of the code since then has moved them. Times differ with each run: they are left out, or may differ
+by a factor that is given. Machines add numbers of single precision in other orders.
 """
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _TIMES = re.compile(
@@ -20,8 +20,16 @@ _NUMBER_OF_RUN = re.compile(
 """An address, the number of a process, or what names a compiled function."""
 
 
+_EXACT: Mapping[str, float] = {}
+
+
 def differences(
-    part: Any, stored: Any, where: str = "", *, ignored: Collection[str] = ()
+    part: Any,
+    stored: Any,
+    where: str = "",
+    *,
+    ignored: Collection[str] = (),
+    within: Mapping[str, float] = _EXACT,
 ) -> list[str]:
     """Return what of a part is not in the stored result, or otherwise, a line for each.
 
@@ -33,6 +41,8 @@ def differences(
         stored: the stored result.
         where: what leads to them, for the lines.
         ignored: keys that are sums over all rows, which a part does not have.
+        within: keys of times and of the memory of processes, and the factor by which each may be
+            larger or smaller.
 
     Returns:
         One line for each difference; empty if everything is as it was stored.
@@ -41,34 +51,52 @@ def differences(
         lines = []
         for key, value in part.items():
             place = f"{where}, {key}" if where else str(key)
+            if key in within and key in stored:
+                if not _is_within(value, stored[key], within[key]):
+                    now = f"now {value}, more than a factor of {within[key]}"
+                    lines.append(f"{place}: {stored[key]} stored, {now}")
+                continue
             if key in ignored or _TIMES.search(str(key)):
                 continue
             if key in stored:
-                lines += differences(value, stored[key], place, ignored=ignored)
+                lines += differences(value, stored[key], place, ignored=ignored, within=within)
             elif value not in ({}, []):  # a key for what there may be, such as failures
                 lines.append(f"{place}: not stored, now {_short(value)}")
         return lines
     if isinstance(part, list) and isinstance(stored, list):
         if part and all(isinstance(row, dict) for row in part):
-            rows = (_row_differences(row, stored, where, ignored) for row in part)
+            rows = (_row_differences(row, stored, where, ignored, within) for row in part)
             return [line for lines in rows for line in lines]
         if len(part) == len(stored):
             pairs = enumerate(zip(part, stored, strict=True))
-            values = (differences(*pair, f"{where} {i}", ignored=ignored) for i, pair in pairs)
+            values = (
+                differences(*pair, f"{where} {i}", ignored=ignored, within=within)
+                for i, pair in pairs
+            )
             return [line for lines in values for line in lines]
         return [f"{where}: {_short(stored)} stored, now {_short(part)}"]
     return [] if _same(part, stored) else [f"{where}: {_short(stored)} stored, now {_short(part)}"]
 
 
 def _row_differences(
-    row: dict[str, Any], stored: list[Any], where: str, ignored: Collection[str]
+    row: dict[str, Any],
+    stored: list[Any],
+    where: str,
+    ignored: Collection[str],
+    within: Mapping[str, float],
 ) -> list[str]:
     """Return how a row differs from the stored row that is most like it."""
     words = " ".join(str(value) for value in row.values() if isinstance(value, str))[:60]
     place = f"{where}, {words}" if where else words
     rows = [other for other in stored if isinstance(other, dict)]
-    each = [differences(row, other, place, ignored=ignored) for other in rows]
+    each = [differences(row, other, place, ignored=ignored, within=within) for other in rows]
     return min(each, key=len) if each else [f"{place}: not stored"]
+
+
+def _is_within(value: Any, stored: Any, factor: float) -> bool:
+    if value is None or stored is None:
+        return value is stored
+    return stored / factor <= value <= stored * factor
 
 
 def _same(value: Any, stored: Any) -> bool:
