@@ -1,6 +1,6 @@
 """Whether figures of one machine are judged rightly on another: threads and instruction sets.
 
-    python benchmarks/machines.py programs --json results.json
+    python benchmarks/machines.py programs [--threads 4] --json results.json
     python benchmarks/machines.py networks [--every 4] --json results.json
 
 ``programs`` records a baseline, a report and a history of thirty programs with one thread, and
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def broken(path: Path, test: str) -> int:
     return sum(it["verdict"] == "BREACH" and test in it["nodeid"] for it in regions(path))
 
 
-def programs() -> list[dict[str, Any]]:
-    """Judge the programs on each machine; return how many each comparison has found."""
+def programs(numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Judge the programs on machines with these numbers of threads; return what each has found."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(FOLDER / "machines_programs.py", folder / "test_programs.py")
@@ -70,7 +71,7 @@ def programs() -> list[dict[str, Any]]:
                 "against_the_baseline",
             )
         rows = []
-        for threads in THREADS:
+        for threads in numbers:
             for instructions in SETS:
                 for planted in (False, True):
                     rows.append(judged(folder, threads, instructions, planted=planted))
@@ -136,9 +137,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=["programs", "networks"])
     parser.add_argument("--every", type=int, default=1, help="take each so many-th network")
+    parser.add_argument("--threads", type=int, nargs="+", default=THREADS, help="to judge with")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = programs() if args.part == "programs" else networks(args.every)
+    rows = programs(args.threads) if args.part == "programs" else networks(args.every)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 

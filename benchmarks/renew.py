@@ -114,7 +114,7 @@ TABLES = {
     "programs on machines": Table(
         "machines-programs-torch-{torch}.json",
         ("pytest_cka_memory/stored", "pytest_cka_memory/core", *COUNTER), "machines.py",
-        ("programs",), minutes=11, part=ALL,
+        ("programs",), minutes=11, part=("--threads", "4"),
     ),
     "networks on machines": Table(
         "machines-networks-torch-{torch}.json", COUNTER, "machines.py",
@@ -200,6 +200,7 @@ TABLES = {
     "side by side": Table(
         "side-by-side-emulated-a100-torch-{torch}.json", ("cka", *DEVICE), "side_by_side.py",
         ("--device", "emulate:cuda:a100,values=off"), minutes=15, needs="--peers",
+        part=("--libraries", "ours", "pytorch-cka 1.1.3"), chosen="--peers FOLDER",
     ),
     "notebook": Table(
         "notebook-emulated-a100-torch-{torch}.json", DEVICE, "side_by_side_published.py",
@@ -275,7 +276,7 @@ TABLES = {
         "triton-suites-torch-{torch}.json", DEVICE, "triton_suites.py",
         minutes=60, needs="checkouts of the suites, and what they import",
         part=ALL,
-        chosen="FOLDER --suites kernels",
+        chosen="FOLDER --suites kernels, or FOLDER --suites pytorch --count 40",
     ),
     "foreign programs": Table(
         "foreign-programs-torch-{torch}.json", DEVICE, "foreign_programs.py",
