@@ -224,7 +224,7 @@ TABLES = {
     ),
     "fine-tuning": Table(
         "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft",
-        part=ALL,
+        part=("--cases", "full, 128, checkpointed", "LoRA, 128", "FSDP1, two ranks, 16"),
     ),
     "real cards": Table(
         "real-cards.json", DEVICE, "real_cards/run.py", minutes=60,
