@@ -41,8 +41,8 @@ def differences(
         stored: the stored result.
         where: what leads to them, for the lines.
         ignored: keys that are sums over all rows, which a part does not have.
-        within: keys of times and of the memory of processes, and the factor by which each may be
-            larger or smaller.
+        within: keys of times, of errors of rounding and of the memory of processes, and the factor
+            by which each may be larger or smaller.
 
     Returns:
         One line for each difference; empty if everything is as it was stored.
