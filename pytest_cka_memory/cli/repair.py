@@ -12,12 +12,13 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES, LARGEST_CARD
+from emulated_cuda.cards import CARDS, LARGEST_CARD
 from emulated_cuda.torch_versions import allocator_variable
 from pytest_cka_memory.cli import Session
 from pytest_cka_memory.errors import CkaMemoryError, ReportError, SizeError
 from pytest_cka_memory.meters import EMULATED, is_emulated
 from pytest_cka_memory.plugin.repair_session import MEASURE, SEARCH, VALUES, Task
+from pytest_cka_memory.repair import budget_of
 from pytest_cka_memory.repair.programs import check_named_files, patched_copy
 from pytest_cka_memory.units import format_exact, format_with_unit, parse_megabytes
 
@@ -92,9 +93,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=20.0,
-        help="start no new trial after this many seconds of processor time; default: 20. A trial "
-        "is stopped if it takes over a minute and over ten times as long as the test",
+        help="start no new trial after this many seconds of processor time; default: 20, or as "
+        "long as a hundred runs of the test take, but at most 300. A trial is stopped if it takes "
+        "over a minute and over ten times as long as the test",
     )
     parser.add_argument(
         "--html",
@@ -183,13 +184,10 @@ def _results(
 
 
 def _budget(text: str) -> int:
-    """Return the bytes of a budget; as :func:`.repeated_runs.budget_of`, which imports torch."""
-    if text in CARDS:
-        return CARDS[text].total_bytes - CONTEXT_BYTES
     try:
-        return parse_megabytes(text)
+        return budget_of(text, parse_megabytes)
     except SizeError as error:
-        raise SizeError(f"--to: {error}, or the name of a card: {', '.join(CARDS)}") from None
+        raise SizeError(f"--to: {error}") from None
 
 
 def _text_of(environment: Mapping[str, str]) -> str:

@@ -291,7 +291,7 @@ class MemoryProbe:
         step: Callable[[], Any],
         *,
         to: object = None,
-        seconds: float = 20.0,
+        seconds: float | None = None,
         show: Callable[[str], object] | None = None,
     ) -> "RepairReport":
         """Return what would lower the peak of ``step()``, by trying it.
@@ -313,7 +313,8 @@ class MemoryProbe:
             to: what the peak must not exceed: MB (2**20 bytes), a text such as ``'24GB'``, or the
                 name of a card. The cheapest change that fits is looked for. Without it, the lowest
                 peak.
-            seconds: after so many seconds of processor time no new trial begins.
+            seconds: after so many seconds of processor time no new trial begins. By default 20, or
+                as long as a hundred runs of the step take, but at most 300.
             show: called with a line for each trial; by default they are written to stderr.
 
         Returns:

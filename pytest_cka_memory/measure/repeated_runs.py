@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.core.figures import shown_columns
-from pytest_cka_memory.errors import LimitError, RegionError, SizeError
+from pytest_cka_memory.errors import LimitError, RegionError
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.loaders_and_steps import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Region
@@ -242,11 +241,12 @@ def repairs(
     stack: RegionStack,
     step: Callable[[], Any],
     to: object = None,
-    seconds: float = 20.0,
+    seconds: float | None = None,
     show: Callable[[str], object] | None = None,
 ) -> "RepairReport":
     """Do what :meth:`MemoryProbe.repairs` says, for the device of `stack`."""
     from pytest_cka_memory.meters.accelerator.emulated import computes_values, emulated_cards
+    from pytest_cka_memory.repair import budget_of
     from pytest_cka_memory.repair.report import RepairReport
     from pytest_cka_memory.repair.search import Search
 
@@ -268,20 +268,6 @@ def repairs(
         )
     name = getattr(step, "__qualname__", type(step).__name__)
     return RepairReport(tried, stack.meter.device, name)
-
-
-def budget_of(to: object) -> int:
-    """Return the bytes of a budget: a card's usable memory, MB, or a text such as ``24GB``.
-
-    Raises:
-        SizeError: if it is neither.
-    """
-    if isinstance(to, str) and to in CARDS:
-        return CARDS[to].total_bytes - CONTEXT_BYTES
-    try:
-        return megabytes(to)
-    except SizeError as error:
-        raise SizeError(f"{error}, or the name of a card: {', '.join(CARDS)}") from None
 
 
 def _to_stderr(line: str) -> None:

@@ -37,7 +37,7 @@ class Task:
     """The file for what was found; with :data:`VALUES`, also the start of the names of others."""
     mode: str = SEARCH
     budget_bytes: int | None = None
-    seconds: float = 20.0
+    seconds: float | None = None
     goes_on: bool = True
     """Whether changes are tried if the test runs out of memory as it is."""
     draws: bool = False

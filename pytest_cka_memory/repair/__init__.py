@@ -12,13 +12,48 @@ import dis
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES
 from pytest_cka_memory.core.places import is_foreign, is_installed
+from pytest_cka_memory.errors import SizeError
+from pytest_cka_memory.units import megabytes
+
+_LEAST_SECONDS, _MOST_SECONDS = 20.0, 300.0
+_RUNS = 100
+"""A search over a GPT of 124 M parameters has up to 57 trials, and counts operations of some."""
+
+
+def search_seconds(run_s: float) -> float:
+    """Return how many seconds a search goes on by default.
+
+    Args:
+        run_s: how many the step takes as it is; 0 if it did not run yet.
+    """
+    return min(max(_LEAST_SECONDS, _RUNS * run_s), _MOST_SECONDS)
+
+
+def budget_of(to: object, read: Callable[[Any], int] = megabytes) -> int:
+    """Return the bytes of a budget: of a card what a program can use of it.
+
+    Args:
+        to: the name of a card, or a size.
+        read: returns the bytes of a size.
+
+    Raises:
+        SizeError: if it is neither.
+    """
+    if isinstance(to, str) and to in CARDS:
+        return CARDS[to].total_bytes - CONTEXT_BYTES
+    try:
+        return read(to)
+    except SizeError as error:
+        raise SizeError(f"{error}, or the name of a card: {', '.join(CARDS)}") from None
 
 
 @dataclass(frozen=True)

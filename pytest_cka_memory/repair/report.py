@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 
 from emulated_cuda.cards import LARGEST_CARD
 from pytest_cka_memory.meters import EMULATED
@@ -14,7 +15,7 @@ from pytest_cka_memory.units import MB, format_size, format_with_unit
 
 _MOST_ROWS = 16
 _MOST_COMBINATIONS = 4
-_ALIGNMENT = {"change": "left", "results": "left"}
+_NAME_WIDTH = 34  # characters of a line, after the figures: a table has about 80
 _NOT_COUNTED = "?"
 _NOTHING_AGAIN = "+0 %"
 _MOST_NEXT = 3
@@ -204,9 +205,8 @@ def _code(helpers: Iterable[str]) -> Iterator[str]:
 def _table(repairs: Repairs) -> Iterator[str]:
     from tabulate import tabulate
 
-    base = repairs.as_it_is
-    head = ["change", "peak", "saved", "reserved", "FLOPs", "to host", "results"]
-    rows = [_row(repairs, base)]
+    head = ["peak", "saved", "reserved", "FLOPs", "to host", "change"]
+    rows = [_row(repairs, repairs.as_it_is)]
     singles = [trial for trial in repairs.ran if len(trial.changes) == 1]
     several = [trial for trial in repairs.ran if len(trial.changes) > 1]
     several = [trial for trial in several if not repairs.has_idle_part(trial)]
@@ -220,7 +220,7 @@ def _table(repairs: Repairs) -> Iterator[str]:
     for trial in [*kept, *combined]:
         row = _row(repairs, trial)
         # Checkpoints of every 2nd of 12 modules of a class and of 6 of 12 are the same change.
-        key = (*row[1:], trial.changes[0].group, trial.name.rpartition(" ")[2])
+        key = (*row[:-1], trial.numbers, trial.changes[0].group, trial.name.rpartition(" ")[2])
         is_checkpoint = [change.group for change in trial.changes] == [checkpointing.GROUP]
         if trial.name in wanted or not is_checkpoint or key not in seen:
             rows.append(row)
@@ -230,9 +230,11 @@ def _table(repairs: Repairs) -> Iterator[str]:
         [[row[at] for at in filled] for row in [head, *rows]],
         tablefmt="plain",
         disable_numparse=True,
-        colalign=[_ALIGNMENT.get(head[at], "right") for at in filled],
+        colalign=[*["right" for _ in filled[1:]], "left"],
     ).splitlines()
     yield "Sizes are in MB (2**20 bytes) unless a unit is given"
+    if any(trial.numbers for trial in [*kept, *combined]):
+        yield "In brackets: what differs in the results; without brackets, they are the same"
     if any(row[head.index("FLOPs")] == _NOT_COUNTED for row in rows):
         more_time = "" if repairs.is_complete else "; --seconds gives more time"
         yield f"{_NOT_COUNTED}: what is computed again was not counted{more_time}"
@@ -258,17 +260,16 @@ def _without_peak(repairs: Repairs, device: str) -> Iterator[str]:
 
 def _row(repairs: Repairs, trial: Trial) -> list[str]:
     if trial.figures is None:
-        return [trial.name, trial.error, "", "", "", "", ""]
+        return ["", "", "", "", "", fill(f"{trial.name}: {trial.error}", _NAME_WIDTH)]
     saved = repairs.saved_bytes(trial)
     base = repairs.as_it_is
     return [
-        trial.name,
         format_size(trial.peak_bytes),
         format_size(saved) if trial.changes and base.figures is not None else "",
         format_size(trial.figures.reserved_bytes),
         _computed_again(repairs, trial),
         format_size(trial.host_bytes) if trial.host_bytes else "",
-        (trial.numbers or "the same") if trial.changes else "",
+        fill(f"{trial.name} [{trial.numbers}]" if trial.numbers else trial.name, _NAME_WIDTH),
     ]
 
 

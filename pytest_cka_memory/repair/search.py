@@ -9,6 +9,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+from pytest_cka_memory.repair import search_seconds
 from pytest_cka_memory.repair.changes import checkpointing, deletions, offered
 from pytest_cka_memory.repair.observation import Observed, observing
 from pytest_cka_memory.repair.report import LEAST_SHARE, Repairs
@@ -41,7 +42,8 @@ class Search:
         is_out_of_memory: whether an exception says that the device is full.
         progress: called with a line for each trial.
         budget_bytes: what the peak must not exceed; None to look for the lowest one.
-        seconds: after so many seconds of processor time no new trial begins.
+        seconds: after so many seconds of processor time no new trial begins; by default
+            :func:`.search_seconds`.
         has_values: whether the device computes values.
         cards: how many are emulated.
         goes_on: whether changes are tried if the step runs out of memory as it is. Then only that
@@ -57,7 +59,7 @@ class Search:
         *,
         progress: Callable[[str], object] = lambda line: None,
         budget_bytes: int | None = None,
-        seconds: float = 20.0,
+        seconds: float | None = None,
         has_values: bool = True,
         cards: int = 1,
         goes_on: bool = True,
@@ -67,13 +69,12 @@ class Search:
         self._run = run if has_values else self._quick
         self._is_out_of_memory = is_out_of_memory
         self._progress = progress
-        self._deadline = time.process_time() + seconds
+        self._began_s, self._seconds, self._run_s = time.process_time(), seconds, 0.0
         self._has_values = has_values
         self._cards = cards
         self._goes_on = goes_on
         self._known: dict[frozenset[str], Trial] = {}
         self._limit_s = math.inf
-        self._number = 0
         self._runs_counted = 0
         self._counted: dict[frozenset[str], int | None] = {}
         """Names of changes that compute something again -> the operations of a run under them."""
@@ -95,7 +96,8 @@ class Search:
     @property
     def _is_late(self) -> bool:
         """Whether there is no time left; what was left out for it is missing in the result."""
-        self._was_late = self._was_late or time.process_time() > self._deadline
+        allowed = search_seconds(self._run_s) if self._seconds is None else self._seconds
+        self._was_late = self._was_late or time.process_time() - self._began_s > allowed
         return self._was_late
 
     def _search(self) -> None:
@@ -110,8 +112,7 @@ class Search:
         self.repairs.as_it_is = replace(as_it_is, flops=None)
         if self.repairs.as_it_is.figures is None and not self._goes_on:
             return
-        changes, refusals = offered(observed)
-        self.repairs.refusals = refusals
+        changes, self.repairs.refusals = offered(observed)
         for change in changes:
             if self._is_late:
                 return
@@ -189,15 +190,14 @@ class Search:
     def _try(self, changes: Sequence[Change]) -> Trial:
         key = frozenset(change.name for change in changes)
         if key not in self._known:
-            began = time.monotonic()
-            limit_s = self._limit_s
-            trial = tried(changes, self._run, self._is_out_of_memory, limit_s=limit_s)
+            began, began_s = time.monotonic(), time.process_time()
+            trial = tried(changes, self._run, self._is_out_of_memory, limit_s=self._limit_s)
             self._known[key] = trial
-            self._number += 1
             took = time.monotonic() - began
             if not changes:
                 self._limit_s = limit_after(took)
-            self._progress(line_of(self._number, trial, took))
+                self._run_s = time.process_time() - began_s
+            self._progress(line_of(len(self._known), trial, took))
             if changes:
                 self.repairs.trials.append(trial)
         return self._known[key]

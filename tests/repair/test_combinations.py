@@ -1,6 +1,6 @@
 """Which combinations are tried, and in which order; and what is said of a step that never fits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytest_cka_memory.repair import search as searches
+from pytest_cka_memory.repair import search_seconds
 from pytest_cka_memory.repair.observation import Observed
 from pytest_cka_memory.repair.report import RepairReport, recommended
 from pytest_cka_memory.repair.search import Search
@@ -67,9 +68,20 @@ def searched(
     card_mb: int,
     budget_mb: int | None = None,
     also: Sequence[str] = (),
+    seconds: float | None = None,
+    run_s: float = 0.0,
 ) -> RepairReport:
-    """Search for what lowers the peak of the training on a card."""
+    """Search for what lowers the peak of the training on a card, each run of which takes `run_s`
+    seconds of processor time.
+    """
     training = Training(card_mb)
+    passed = [0.0]
+
+    def run() -> Figures:
+        passed[0] += run_s
+        return training.run()
+
+    monkeypatch.setattr(searches.time, "process_time", lambda: passed[0])
     changes = [training.change(name) for name in (*IDLE, NO_GRAD, BLOCKS, HOST)]
     changes.append(training.change(LOSS, LAST_DIGITS))
 
@@ -78,10 +90,11 @@ def searched(
 
     monkeypatch.setattr(searches, "offered", offered)
     search = Search(
-        training.run,
+        run,
         lambda error: isinstance(error, MemoryError),
         budget_bytes=None if budget_mb is None else budget_mb * MB,
         also=also,
+        seconds=seconds,
     )
     return RepairReport(search.search(), "emulate:cuda:h100-nvl")
 
@@ -105,7 +118,9 @@ def test_what_saves_most_is_combined_before_what_saves_nothing(
     assert repairs.is_complete
 
 
-def test_step_that_fits_no_card_is_ranked_by_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_fits_no_card_is_ranked_by_peaks(
+    monkeypatch: pytest.MonkeyPatch, table_of: Callable[[str], dict[str, str]]
+) -> None:
     """Nothing that runs is said to save nothing, operations are counted under a change that
     computes nothing again, and the report says where the step as it is ran out of memory.
     """
@@ -113,27 +128,44 @@ def test_step_that_fits_no_card_is_ranked_by_peaks(monkeypatch: pytest.MonkeyPat
     text = str(report)
     assert report.repairs.as_it_is.figures is None
     assert "saves nothing" not in text
-    rows = [line for line in text.splitlines() if line.startswith((NO_GRAD, BLOCKS, HOST))]
-    assert [row.partition("  ")[0] for row in rows[:3]] == [NO_GRAD, HOST, BLOCKS]
-    assert "+0 %" in rows[0]
-    assert "+33 %" in rows[2]
+    rows = table_of(text)
+    assert [name for name in rows if name in {NO_GRAD, BLOCKS, HOST}] == [NO_GRAD, HOST, BLOCKS]
+    assert "+0 %" in rows[NO_GRAD]
+    assert "+33 %" in rows[BLOCKS]
     assert f"runs out of memory alone: {'; '.join(IDLE)}" in text
     where = "as it is, it fits no card that can be emulated; the largest is full, at "
     assert where + "test_combinations.py:" in text
     assert ": 330 MB" in text
 
 
+def test_time_of_a_search_is_that_of_a_hundred_runs_unless_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 20 seconds, a search over a large model would end among the single changes."""
+    assert [search_seconds(run_s) for run_s in (0, 0.2, 1.5, 3, 60)] == [20, 20, 150, 300, 300]
+    by_default = searched(monkeypatch, card_mb=1000, run_s=3)
+    assert by_default.repairs.is_complete
+    assert len(by_default.repairs.trials) > 7
+    strict = searched(monkeypatch, card_mb=1000, run_s=3, seconds=20)
+    assert not strict.repairs.is_complete
+    assert len(strict.repairs.trials) < 7
+    assert "the search ran out of time" in str(strict)
+
+
 @pytest.mark.parametrize("card_mb", [1000, 300], ids=["fits-a-card", "fits-none"])
 @pytest.mark.parametrize("budget_mb", [None, 16, 26, 30, 75])
 def test_recommended_trials_have_rows_and_no_idle_part(
-    monkeypatch: pytest.MonkeyPatch, card_mb: int, budget_mb: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    table_of: Callable[[str], dict[str, str]],
+    card_mb: int,
+    budget_mb: int | None,
 ) -> None:
     """What is recommended can be compared with the other rows, and named by ``--also``."""
     report = searched(monkeypatch, card_mb=card_mb, budget_mb=budget_mb)
-    rows = str(report).partition("Sizes are in MB")[0].splitlines()
+    rows = table_of(str(report))
     assert report.recommended
     for trial in report.recommended:
-        assert any(row.startswith(f"{trial.name}  ") for row in rows)
+        assert trial.name in rows
         assert not report.repairs.has_idle_part(trial)
         assert not {*IDLE} & {change.name for change in trial.changes}
 

@@ -1,5 +1,6 @@
 """Which of the changes that fit a budget is recommended."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from pytest_cka_memory.repair.report import Repairs, as_text, best
 from pytest_cka_memory.repair.trials import LAST_DIGITS, Change, Figures, Trial
+from pytest_cka_memory.units import MB
 
 
 def trial(
@@ -45,6 +47,35 @@ CHEAP_CHECKPOINT = trial("checkpoint but products", 50, recomputes=True)
 TOO_LARGE = trial("too large", 81)
 
 
+def test_table_fits_eighty_columns_with_figures_before_names():
+    """The names of combinations are long, and a figure beyond the edge of a page is not read."""
+    gigabytes = 31_432 * MB
+    as_it_is = Trial((), Figures(gigabytes, gigabytes + MB), flops=10**12)
+    names = ["save activations on the host", "cross-entropy in 8 parts", "bfloat16 weights"]
+    many = tuple(Change(name, name, trying=None) for name in names)  # type: ignore[arg-type]
+    rounded = replace(many[1], numbers=LAST_DIGITS)
+    less = Figures(12_870 * MB, 13_000 * MB)
+    trials = [
+        Trial((many[0], rounded, many[2]), less, flops=2 * 10**12, host_bytes=20_000 * MB),
+        Trial(many[:1], Figures(20_000 * MB, 13_000 * MB), flops=10**12),
+    ]
+    repairs = Repairs(as_it_is, trials, is_complete=True)
+    text = as_text(repairs, device="emulate:cuda:h100", label="train.py")
+    table = text.partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    assert table == [
+        "   peak    saved  reserved   FLOPs  to host  change",
+        "31432.0            31433.0                   as it is",
+        "20000.0  11432.0   13000.0    +0 %           save activations on the host",
+        "12870.0  18562.0   13000.0  +100 %  20000.0  save activations on the host +",
+        "                                             cross-entropy in 8 parts +",
+        "                                             bfloat16 weights [last digits",
+        "                                             differ]",
+        "Sizes are in MB (2**20 bytes) unless a unit is given",
+        "In brackets: what differs in the results; without brackets, they are the same",
+    ]
+    assert max(map(len, table)) <= 80
+
+
 @pytest.mark.parametrize("order", [1, -1], ids=["forwards", "backwards"])
 def test_what_computes_nothing_again_and_keeps_the_numbers_comes_first(order: int) -> None:
     """Of changes without counted operations or copies the exact ones are first, then what rounds
@@ -77,7 +108,9 @@ def test_what_fits_without_copies_is_beside_what_copies() -> None:
     assert [each.name for each in best(repairs)] == ["few on the host", "checkpoint"]
 
 
-def test_what_fits_has_a_row_and_no_part_that_hardly_matters() -> None:
+def test_what_fits_has_a_row_and_no_part_that_hardly_matters(
+    table_of: Callable[[str], dict[str, str]],
+) -> None:
     """A part that lowers nothing but a few copies is left out."""
     host, block = trial("on the host", 60, host_bytes=10), trial("checkpoint", 90, recomputes=True)
     both = Trial((*host.changes, *block.changes), Figures(60, None), host_bytes=9, flops=100)
@@ -88,8 +121,7 @@ def test_what_fits_has_a_row_and_no_part_that_hardly_matters() -> None:
     both = replace(both, host_bytes=1)
     repairs.trials[-1] = both
     assert [each.name for each in repairs.fitting] == [both.name, "on the host"]
-    rows = as_text(repairs, device="cpu").partition("Sizes are in MB")[0]
-    assert f"\n{both.name}  " in rows
+    assert both.name in table_of(as_text(repairs, device="cpu"))
 
 
 @pytest.mark.parametrize(("weights", "lowest"), [(39.9, AUTOCAST), (39, WEIGHTS)])
