@@ -181,7 +181,7 @@ def _lines(repairs: Repairs, device: str, label: str) -> Iterator[str]:
     for refusal in repairs.refusals:
         yield f"not tried: {refusal.name}, because {refusal.because}"
     for name in sorted(set(repairs.also) - {trial.name for trial in repairs.ran}):
-        yield f"--also {name!r}: no change of this name ran; write a name as in the table"
+        yield f"--also {name!r}: no change of this name ran; write it as in the table, no brackets"
     yield ""
     yield from _answer(repairs)
     helpers: dict[str, None] = {}
